@@ -1,0 +1,59 @@
+"""Tiny stand-ins that tests share: an open_clip folder, pictures in an archive, records with negatives."""
+import io, logging, zipfile
+from pathlib import Path
+import torch
+from PIL import Image
+from cs_clip.data import Foil, Record, Records
+from cs_clip.models import new_model, tiny_clip_config, word_tokenizer
+
+COLORS, THINGS = ('red', 'blue', 'lime', 'gold', 'gray', 'pink'), ('mug', 'cat', 'dog')
+
+
+def captions():
+    return [f'a {color} {thing} next to a {other}' for color in COLORS for thing in THINGS for other in THINGS if thing != other]
+
+
+def clip_config(vision='resnet', **text):
+    "A model of a few thousand weights; `vision='vit'` has no batch statistics."
+    cfg = tiny_clip_config(vocab_size=64, width=8, image_size=32, embed_dim=32, text_width=32, text_heads=2, text_layers=2, context_length=16)
+    if vision == 'vit': cfg['vision_cfg'] = {'image_size': 32, 'layers': 1, 'width': 32, 'head_width': 16, 'patch_size': 16}
+    cfg['text_cfg'].update(text)
+    return cfg
+
+
+def tiny_clip(folder, vision='resnet', seed=0):
+    "An untrained model saved as an open_clip folder; its name for `load`."
+    folder = Path(folder)
+    word_tokenizer(captions(), folder/'tokenizer', 16)
+    logging.disable(logging.WARNING)  # open_clip warns that the weights are random
+    torch.manual_seed(seed)
+    new_model(clip_config(vision), folder/'tokenizer').save(folder/'clip')
+    logging.disable(logging.NOTSET)
+    return f'local-dir:{folder/"clip"}'
+
+
+def png(color, size=(32, 32)):
+    out = io.BytesIO()
+    Image.new('RGB', size, color).save(out, 'png')
+    return out.getvalue()
+
+
+def tiny_records(n=12):
+    "Records of two captions each, the first with two negatives, the second with one; every third lacks shuffled captions."
+    records = []
+    for i in range(n):
+        color, other, thing = COLORS[i % 6], COLORS[(i + 1) % 6], THINGS[i % 3]
+        records.append(Record(
+            f'train/{i}.png', (f'a {color} {thing} next to a mug', f'a {thing} next to a {color} dog'), (2*i, 2*i + 1),
+            ((Foil('replace_att', f'a {other} {thing} next to a mug'), Foil('replace_rel', f'a {color} {thing} on a mug')),
+             (Foil('swap_obj', f'a dog next to a {color} {thing}'),)),
+            (None, None) if i % 3 == 0 else (f'a {color} mug next to a {thing}', f'a dog next to a {color} {thing}')))
+    return Records(records)
+
+
+def tiny_images(folder, n=12):
+    "`folder`/train.zip with the pictures of `tiny_records`."
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(Path(folder)/'train.zip', 'w') as z:
+        for i in range(n): z.writestr(f'train/{i}.png', png(COLORS[i % 6], (32 + i, 32)))
+    return Path(folder)
