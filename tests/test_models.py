@@ -30,7 +30,7 @@ def test_cut_gradients_equal_uncut_ones(model):
         model.zero_grad()
         encode(tokens)[:, 0].sum().backward()
         grads.append(model.clip.positional_embedding.grad.clone())
-    assert torch.allclose(*grads, atol=1e-6)
+    assert torch.allclose(*grads, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize('text', [

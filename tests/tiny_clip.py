@@ -6,7 +6,7 @@ from PIL import Image
 from cs_clip.data import Foil, Record, Records
 from cs_clip.models import new_model, tiny_clip_config, word_tokenizer
 
-COLORS, THINGS = ('red', 'blue', 'lime', 'gold', 'gray', 'pink'), ('mug', 'cat', 'dog')
+COLORS, THINGS = ('red', 'blue', 'lime', 'gold', 'gray', 'pink'), ('mug', 'cat', 'dog', 'cup')
 
 
 def captions():
@@ -44,10 +44,10 @@ def tiny_records(n=12):
     for i in range(n):
         color, other, thing = COLORS[i % 6], COLORS[(i + 1) % 6], THINGS[i % 3]
         records.append(Record(
-            f'train/{i}.png', (f'a {color} {thing} next to a mug', f'a {thing} next to a {color} dog'), (2*i, 2*i + 1),
-            ((Foil('replace_att', f'a {other} {thing} next to a mug'), Foil('replace_rel', f'a {color} {thing} on a mug')),
-             (Foil('swap_obj', f'a dog next to a {color} {thing}'),)),
-            (None, None) if i % 3 == 0 else (f'a {color} mug next to a {thing}', f'a dog next to a {color} {thing}')))
+            f'train/{i}.png', (f'a {color} {thing} next to a cup', f'a {thing} next to a {color} cup'), (2*i, 2*i + 1),
+            ((Foil('replace_att', f'a {other} {thing} next to a cup'), Foil('replace_rel', f'a {color} {thing} on a cup')),
+             (Foil('swap_obj', f'a cup next to a {color} {thing}'),)),
+            (None, None) if i % 3 == 0 else (f'a {color} mug next to a {thing}', f'a cup next to a {color} {thing}')))
     return Records(records)
 
 

@@ -1,0 +1,211 @@
+import json, os, signal, subprocess, sys, time
+from pathlib import Path
+import pyarrow as pa, pyarrow.parquet as pq, pytest, torch
+from hypothesis import given, strategies as st
+from safetensors.torch import load_file
+from cs_clip import training
+from cs_clip.data import ImageStore, Pixels, batch_indices
+from cs_clip.files import CSClipError
+from cs_clip.models import load
+from cs_clip.objectives import OBJECTIVES, ClipFT, SceneGraphs
+from cs_clip.training import DivergedError, learning_rate, make_optimizer, run_parameters, train, train_run
+from tiny_clip import tiny_clip, tiny_images, tiny_records
+
+SCRIPT = Path(__file__).parent/'train_script.py'
+
+@pytest.fixture(scope='module')
+def world(tmp_path_factory):
+    "Folder with a convolutional and a transformer CLIP, and pictures."
+    folder = tmp_path_factory.mktemp('world')
+    tiny_images(folder/'images')
+    return {'resnet': tiny_clip(folder/'resnet'), 'vit': tiny_clip(folder/'vit', 'vit'), 'images': str(folder/'images')}
+
+def run(world, out, method='sg', records=None, own=None, base='resnet', **parameters):
+    model = load(world[base])
+    objective = OBJECTIVES[method](records or tiny_records(), **(own or {}))
+    parameters = {'steps': 12, 'batch_size': 8, 'lr': 1e-3, 'warmup': 2, 'checkpoint_every': 5, **parameters}
+    return train(objective, model, Pixels(ImageStore(world['images']), model.preprocess, keep=True), out, **parameters), model
+
+def weights(out): return (Path(out)/'open_clip_model.safetensors').read_bytes()
+
+
+# ---- schedule and optimizer
+@given(st.integers(0, 20), st.integers(1, 100), st.floats(1e-7, 1))
+def test_rate_rises_then_falls(warmup, rest, base):
+    total = warmup + rest
+    rates = [learning_rate(s, base, warmup, total) for s in range(total)]
+    assert all(0 < r <= base*(1 + 1e-12) for r in rates)
+    assert rates[:warmup] == sorted(rates[:warmup]) and rates[warmup:] == sorted(rates[warmup:], reverse=True)
+    assert rates[warmup] == base and (warmup == 0 or rates[warmup - 1] == pytest.approx(base))
+
+
+def test_only_matrices_decay(world):
+    model = load(world['resnet'])
+    decayed, free = make_optimizer(model, .1, (.9, .98)).param_groups
+    assert all(p.ndim >= 2 for p in decayed['params']) and all(p.ndim < 2 for p in free['params'])
+    assert (decayed['weight_decay'], free['weight_decay']) == (.1, 0)
+    assert sum(len(g['params']) for g in (decayed, free)) == len(list(model.parameters()))
+    assert any(p is model.logit_scale for p in free['params'])
+
+
+# ---- the loop
+@pytest.mark.parametrize('method', OBJECTIVES)
+def test_every_method_trains_logs_and_saves(world, tmp_path, method):
+    rows, model = run(world, tmp_path, method)
+    assert [r['step'] for r in rows] == list(range(12))
+    assert rows == [json.loads(line) for line in (tmp_path/'log.jsonl').read_text().splitlines()]
+    assert all(abs(r['loss'] - sum(r.get(k, 0) for k in ('info_nce', 'hinge', 'negclip'))) < 1e-5 for r in rows)
+    assert load(f'local-dir:{tmp_path}').digest == model.digest != load(world['resnet']).digest
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        'log.jsonl', 'open_clip_config.json', 'open_clip_model.safetensors', 'tokenizer.json', 'tokenizer_config.json', 'training.json']
+    facts = json.loads((tmp_path/'training.json').read_text())
+    assert facts['parameters']['method'] == method and facts['model'] == model.digest
+
+
+def test_seeds_decide_everything(world, tmp_path):
+    for name, seed in (('a', 0), ('b', 0), ('c', 1)): run(world, tmp_path/name, 'negclip', seed=seed)
+    assert weights(tmp_path/'a') == weights(tmp_path/'b') != weights(tmp_path/'c')
+
+
+def test_a_step_is_torchs_own(world, tmp_path):
+    "One step of ours against the same written out with open_clip and torch."
+    _, ours = run(world, tmp_path, 'clip_ft', steps=1, own={'symmetric': True}, weight_decay=0., warmup=0, grad_clip=None, records=tiny_records(6))
+    model = load(world['resnet'])
+    store, objective = ImageStore(world['images']), ClipFT(tiny_records(6))
+    batch = objective.sample(batch_indices(len(objective.items), 8, 0, 0), None)
+    model.train()
+    image, text = model(torch.stack([model.preprocess(store.open(n)) for n in batch.images]), model.tokenize(batch.texts))
+    image, text = image[batch.rows['image']], text[batch.rows['text']]
+    logits = model.logit_scale.exp()*image @ text.T
+    same = batch.same_image() & ~torch.eye(8, dtype=torch.bool)
+    logits_i, logits_t, own = logits.masked_fill(same, -1e9), logits.T.masked_fill(same, -1e9), torch.arange(8)
+    ((torch.nn.functional.cross_entropy(logits_i, own) + torch.nn.functional.cross_entropy(logits_t, own))/2).backward()
+    torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(.9, .98), eps=1e-6, weight_decay=0.).step()
+    for a, b in zip(ours.parameters(), model.parameters()): assert torch.allclose(a, b, atol=2e-5)
+
+
+def test_worker_processes_change_nothing(world, tmp_path):
+    run(world, tmp_path/'a', steps=4)
+    run(world, tmp_path/'b', steps=4, workers=2)
+    assert weights(tmp_path/'a') == weights(tmp_path/'b')
+
+
+def test_bf16_trains_fp32_weights(world, tmp_path):
+    rows, model = run(world, tmp_path, precision='bf16')
+    assert all(p.dtype == torch.float32 for p in model.parameters()) and rows[-1]['loss'] < rows[0]['loss']
+
+
+def test_the_logit_scale_stays_below_100(world, tmp_path):
+    model = load(world['resnet'])
+    with torch.no_grad(): model.logit_scale.fill_(5.)
+    train(SceneGraphs(tiny_records()), model, Pixels(ImageStore(world['images']), model.preprocess), tmp_path, steps=1, batch_size=4)
+    assert model.logit_scale.exp().item() <= 100.001
+
+
+def test_divergence_is_named_and_leaves_no_model(world, tmp_path):
+    with pytest.raises(DivergedError, match='step 1.*lower lr'): run(world, tmp_path, lr=1e20, warmup=0)
+    assert not (tmp_path/'open_clip_config.json').exists()
+
+
+def test_missing_images_are_named_before_the_first_step(world, tmp_path):
+    with pytest.raises(CSClipError, match='1 of 13 images are missing, first train/12.png'): run(world, tmp_path, records=tiny_records(13))
+    assert not (tmp_path/'log.jsonl').exists()
+
+
+# ---- resuming
+def wait_for_step(out, step, process):
+    for _ in range(60_000):
+        if (out/'log.jsonl').exists() and (out/'log.jsonl').read_text().count('\n') > step: return
+        assert process.poll() is None, 'the run ended before it could be killed'
+        time.sleep(.001)
+    raise AssertionError('the run never came so far')
+
+
+def test_a_killed_run_ends_as_if_it_had_not_been(world, tmp_path):
+    def start(out): return subprocess.Popen([sys.executable, SCRIPT, world['resnet'], world['images'], out, '40'])
+    whole, killed = start(tmp_path/'whole'), start(tmp_path/'killed')
+    wait_for_step(tmp_path/'killed', 14, killed)
+    killed.send_signal(signal.SIGKILL)
+    assert killed.wait() == -signal.SIGKILL and whole.wait() == 0
+    assert (tmp_path/'killed'/'checkpoint.pt').exists() and not (tmp_path/'killed'/'open_clip_config.json').exists()
+    assert start(tmp_path/'killed').wait() == 0
+    for path in (tmp_path/'whole').iterdir(): assert path.read_bytes() == (tmp_path/'killed'/path.name).read_bytes(), path.name
+    assert not (tmp_path/'killed'/'checkpoint.pt').exists()
+
+
+class Killed(Exception): pass
+
+def interrupted(world, out, monkeypatch, after=7, **parameters):
+    "A run that stops in the middle; returns the steps that a second run makes."
+    made, step = [], training._step
+    def counted(*args):
+        if len(made) == after: raise Killed
+        made.append(1)
+        return step(*args)
+    monkeypatch.setattr(training, '_step', counted)
+    with pytest.raises(Killed): run(world, out)
+    assert (out/'checkpoint.pt').exists()
+    made.clear()
+    after = 10**9
+    run(world, out, **parameters)
+    return len(made)
+
+
+def test_only_its_own_checkpoint_is_resumed(world, tmp_path, monkeypatch):
+    for name, parameters, made in (('same', {}, 7), ('lr', {'lr': 2e-3}, 12), ('seed', {'seed': 1}, 12), ('method', {'method': 'clip_ft'}, 12),
+            ('margin', {'own': {'margin': .2}}, 12), ('data', {'records': tiny_records(11)}, 12), ('every', {'checkpoint_every': 3}, 7)):
+        with monkeypatch.context() as m: assert interrupted(world, tmp_path/name, m, **parameters) == made, name
+
+
+def test_a_damaged_checkpoint_is_named(world, tmp_path):
+    (tmp_path/'checkpoint.pt').write_bytes(b'half')
+    with pytest.raises(CSClipError, match='checkpoint.pt.*delete it'): run(world, tmp_path)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(world, tmp_path):
+    class Harm:
+        def __reduce__(self): return os.mkdir, (str(tmp_path/'harm'),)
+    torch.save({'fingerprint': Harm()}, tmp_path/'checkpoint.pt')
+    with pytest.raises(CSClipError, match='checkpoint.pt'): run(world, tmp_path)
+    assert not (tmp_path/'harm').exists()
+
+
+# ---- several processes
+def test_two_processes_train_the_model_that_one_does(world, tmp_path):
+    run(world, tmp_path/'one', 'negclip', base='vit', steps=8, warmup=4)
+    command = ['-m', 'torch.distributed.run', '--standalone', '--nproc_per_node=2', SCRIPT, world['vit'], world['images'], tmp_path/'two', '8']
+    subprocess.run([sys.executable, *command], check=True, env={**os.environ, 'OMP_NUM_THREADS': '1', 'ACCELERATE_USE_CPU': 'true'})
+    one, two = (load_file(tmp_path/name/'open_clip_model.safetensors') for name in ('one', 'two'))
+    base = load(world['vit']).clip.state_dict()
+    assert max((one[k] - base[k]).abs().max() for k in base) > 1e-3
+    for k in one: assert torch.allclose(one[k], two[k], atol=1e-4), k
+    losses = [[json.loads(line)['loss'] for line in (tmp_path/name/'log.jsonl').read_text().splitlines()] for name in ('one', 'two')]
+    assert all(abs(a - b) < 1e-4 for a, b in zip(*losses))
+
+
+# ---- parameters and files
+def test_parameters_are_merged_by_method():
+    common = {'lr': 1e-5, 'steps': 10, 'margin': .2, 'neighbours': 4}
+    methods = {'negclip': {'lr': 1e-6}, 'clip_ft': {'symmetric': True}}
+    assert run_parameters('sg', common, methods) == ({'margin': .2}, {'lr': 1e-5, 'steps': 10})
+    assert run_parameters('negclip', common, methods) == ({'neighbours': 4}, {'lr': 1e-6, 'steps': 10})
+    assert run_parameters('clip_ft', common, methods) == ({'symmetric': True}, {'lr': 1e-5, 'steps': 10})
+
+
+@pytest.mark.parametrize('method, common, methods, message', [
+    ('sgd', {}, {}, 'clip_ft, negclip, sg'), ('clip', {}, {}, 'base model'), ('sg', {'lrr': 1}, {}, 'lrr; expected some of .*lr'),
+    ('sg', {}, {'nega': {}}, 'clip_ft, negclip, sg'), ('sg', {}, {'negclip': {'margin': 1}}, 'margin'),
+    ('sg', {'batch_size': 2.5}, {}, 'batch_size is 2.5'), ('sg', {}, {'sg': {'lr': 0}}, 'lr is 0'), ('sg', {'precision': 'fp8'}, {}, 'fp32 or bf16')])
+def test_unknown_parameters(method, common, methods, message):
+    with pytest.raises(CSClipError, match=message): run_parameters(method, common, methods)
+
+
+def test_a_run_from_files(world, tmp_path):
+    rows = [{'sentid': s, 'image': r.image, 'caption': c, 'negatives': [f._asdict() for f in n], 'shuffled': t}
+            for r in tiny_records() for c, s, n, t in zip(r.captions, r.sentids, r.negatives, r.shuffled)]
+    (tmp_path/'generate').mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path/'generate/part-0.parquet')
+    parameters = {'steps': 12, 'batch_size': 8, 'lr': 1., 'warmup': 2, 'checkpoint_every': 5, 'methods': {'sg': {'lr': 1e-3}}}
+    train_run('sg', world['resnet'], tmp_path/'generate', world['images'], tmp_path/'out', keep_images=True, **parameters)
+    run(world, tmp_path/'direct')
+    assert weights(tmp_path/'out') == weights(tmp_path/'direct')
