@@ -73,16 +73,16 @@ class ClipFT(Objective):
         super().__init__(records)
         self.symmetric = symmetric
 
-    def make_items(self, records): # (record, caption, negative)
-        return [(r, c, k) for r, record in enumerate(records) for c, foils in enumerate(record.negatives) for k in range(len(foils))]
+    def make_items(self, records): # (record, caption, negative); records that carry no supervision give each caption once
+        return [(r, c, k) for r, record in enumerate(records) for c in range(len(record.captions))
+                for k in range(len(record.negatives[c]) if record.negatives else 1)]
 
     def chosen(self, items):
-        "Images, captions and negatives of `items`, as three tuples."
-        picked = [(self.records[r], c, k) for r, c, k in (self.items[i] for i in items)]
-        return zip(*[(r.image, r.captions[c], r.negatives[c][k].text) for r, c, k in picked])
+        "Record, caption's number and negative's number of each of `items`."
+        return [(self.records[r], c, k) for r, c, k in (self.items[i] for i in items)]
 
     def sample(self, items, rng):
-        images, captions, _ = self.chosen(items)
+        images, captions = zip(*[(r.image, r.captions[c]) for r, c, _ in self.chosen(items)])
         return unique_batch(images, text=captions)
 
     def losses(self, image, text, logit_scale, batch):
@@ -99,8 +99,10 @@ class SceneGraphs(ClipFT):
         super().__init__(records, symmetric)
         self.margin = margin
 
+    def make_items(self, records): return super().make_items(records) if any(r.negatives for r in records) else []
+
     def sample(self, items, rng):
-        images, captions, negatives = self.chosen(items)
+        images, captions, negatives = zip(*[(r.image, r.captions[c], r.negatives[c][k].text) for r, c, k in self.chosen(items)])
         return unique_batch(images, text=captions, negative=negatives)
 
     def losses(self, image, text, logit_scale, batch):
