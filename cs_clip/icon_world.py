@@ -292,8 +292,9 @@ def article(word:str) -> str:
     return 'an' if word[0] in 'aeiou' else 'a'
 
 def _phrase(m, style, key, definite=False):
-    noun = style.pick(NOUN[m.noun].words, f'{key}noun')
-    words = [style.pick(ADJECTIVES[a], f'{key}{"colour" if a in COLOURS else "size"}') for a in (m.size, m.colour) if a]
+    # Chosen by the word, not by its place: a swap must leave the same words behind.
+    noun = style.pick(NOUN[m.noun].words, m.noun)
+    words = [style.pick(ADJECTIVES[a], a) for a in (m.size, m.colour) if a]
     if len(words) == 2 and style.share(f'{key}joined') < .2: words.insert(1, 'and')
     words.append(noun if m.number == 1 else plural(m.noun if noun in NOUN[m.noun].words[:1] else noun))
     if m.number > 1: return ' '.join([NUMBERS[m.number], *words])
@@ -315,7 +316,7 @@ def say(
     if not statement.relation:
         first = statement.mentions[0]
         if len(phrases) == 1 and first.colour and not first.size and not many and style.share('predicative') < .3:
-            text = f'{_phrase(replace(first, colour=""), style, "0", definite=True)} is {style.pick(ADJECTIVES[first.colour], "0colour")}'
+            text = f'{_phrase(replace(first, colour=""), style, "0", definite=True)} is {style.pick(ADJECTIVES[first.colour], first.colour)}'
         else: text = style.pick(('{}', '{}', there + ' {}', 'a picture of {}', 'an image with {}'), 'opening').format(_listed(phrases))
     else:
         a, b = phrases[:2]
@@ -645,7 +646,7 @@ def _both(claim, premise, style, rng):
     able = [(i, a) for i, m in enumerate(claim.mentions) for a in ('colour', 'size') if getattr(m, a)]
     if not able: return None
     i, a = able[rng.integers(len(able))]
-    said = style.pick(ADJECTIVES[getattr(claim.mentions[i], a)], f'{i}{a}')
+    said = style.pick(ADJECTIVES[getattr(claim.mentions[i], a)], getattr(claim.mentions[i], a))
     new = list(ADJECTIVES)[rng.integers(len(ADJECTIVES))]
     old = {'colour': claim.mentions[i].colour, 'size': claim.mentions[i].size}['colour' if new in COLOURS else 'size']
     label = 'neutral' if not old else 'entailment' if old == new else 'contradiction'

@@ -49,7 +49,7 @@ def test_foils_are_false_and_said_alike(index, kind):
     assert not iw.holds(scene, wrong, loose=True)
     assert iw.say(claim, style) != iw.say(wrong, style)
     if kind.startswith('swap'):
-        words = lambda text: sorted(w for w in text.lower().rstrip('.').replace(',', '').split() if w not in ('a', 'an'))
+        words = lambda text: sorted(w for w in text.lower().rstrip('.').replace(',', '').split() if w not in ('a', 'an', 'is', 'are'))
         assert words(iw.say(claim, style)) == words(iw.say(wrong, style))
 
 
@@ -123,7 +123,8 @@ def test_every_stored_sugar_crepe_foil_is_false(kind):
     rows = stored(f'sugar_crepe/{kind}.json')
     items = iw.sugar_crepe_items(SEED, 2_000, kind, len(rows))
     assert len(rows) == stored('expected.json')['sugar_crepe'][kind] >= 400
-    for row, (index, claim, wrong, caption, negative) in zip(rows.values(), items):
+    for k, (index, claim, wrong, caption, negative) in enumerate(items):
+        row = rows[str(k)]
         assert row == {'filename': iw.picture_name('test', index), 'caption': caption, 'negative_caption': negative}
         scene = iw.scene_at(SEED, 'test', index)
         assert iw.holds(scene, claim) and not iw.holds(scene, wrong, loose=True), row
