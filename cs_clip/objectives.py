@@ -99,7 +99,7 @@ class SceneGraphs(ClipFT):
         super().__init__(records, symmetric)
         self.margin = margin
 
-    def make_items(self, records): return super().make_items(records) if any(r.negatives for r in records) else []
+    def make_items(self, records): return [item for item in super().make_items(records) if records[item[0]].negatives]
 
     def sample(self, items, rng):
         images, captions, negatives = zip(*[(r.image, r.captions[c], r.negatives[c][k].text) for r, c, k in self.chosen(items)])

@@ -76,6 +76,15 @@ def test_captions_without_negatives_are_no_items():
     assert len(NegCLIP(records).items) == 2
 
 
+def test_records_without_supervision_give_clip_ft_each_caption_once():
+    plain_records = Records([Record('1.png', ('a', 'b'), (1, 2)), Record('2.png', ('c',), (3,))])
+    assert ClipFT(plain_records).items == [(0, 0, 0), (0, 1, 0), (1, 0, 0)]
+    for method in (SceneGraphs, NegCLIP):
+        with pytest.raises(CSClipError, match='nothing to train on'): method(plain_records)
+    mixed = Records([*plain_records, *tiny_records(2)])
+    assert {mixed[r].image for r, _, _ in SceneGraphs(mixed).items} == {'train/0.png', 'train/1.png'}
+
+
 def test_unknown_methods_are_listed():
     with pytest.raises(CSClipError, match='clip_ft, negclip, sg'): objective_class('clip-ft')
 
