@@ -30,7 +30,8 @@ def info_nce(
     same_image:torch.Tensor|None=None, # [B, B] bool: items of one image, masked out of each other's negatives
     symmetric:bool=False, # also text -> image, averaged, as CLIP trains
 ) -> torch.Tensor: # scalar
-    "InfoNCE over the batch's captions, −mean log softmax_j(s(I_i, T_j)/τ)_i (CS-CLIP scene graphs, Eq. 4). Raises `CSClipError` for a mask of another shape."
+    """InfoNCE over the batch's captions, −mean log softmax_j(s(I_i, T_j)/τ)_i (CS-CLIP scene graphs, Eq. 4). Raises `CSClipError` for a
+    mask of another shape."""
     logits = _logits(image, text, logit_scale)
     loss = _own(_drop(logits, same_image))
     return (loss + _own(_drop(logits.T, same_image)))/2 if symmetric else loss
@@ -54,8 +55,8 @@ def negclip(
     has_shuffled:torch.Tensor|None=None, # [B] bool: rows of `shuffled` that exist; the others are masked
     same_image:torch.Tensor|None=None, # [B, B] bool
 ) -> torch.Tensor: # scalar
-    """½[CE of images over all true and shuffled texts + CE of true texts over images] (Yuksekgonul et al. 2023, section 4; the unit paper's
-    L_global). With hard images, B counts them too: images [I; I_hard], texts [T; T_hard]."""
+    """½[CE of images over all true and shuffled texts + CE of true texts over images] (Yuksekgonul et al. 2023, section 4; the unit
+    paper's L_global). With hard images, B counts them too: images [I; I_hard], texts [T; T_hard]."""
     foils = _logits(image, shuffled, logit_scale)
     if has_shuffled is not None: foils = foils.masked_fill(~has_shuffled[None], -torch.inf)
     logits = _logits(image, text, logit_scale)

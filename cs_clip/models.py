@@ -91,8 +91,8 @@ class DualEncoder(nn.Module):
         return digest(*parts)
 
     def save(self, folder:str|Path):
-        """Write open_clip's folder format: `open_clip_model.safetensors`, tokenizer files, and `open_clip_config.json` last, so that a folder
-        with a configuration is whole. `load('local-dir:…')` and open_clip itself read it."""
+        """Write open_clip's folder format: `open_clip_model.safetensors`, tokenizer files, and `open_clip_config.json` last, so that a
+        folder with a configuration is whole. `load('local-dir:…')` and open_clip itself read it."""
         folder, cfg = Path(folder), {**self.model_cfg, 'text_cfg': dict(self.model_cfg['text_cfg'])}
         (folder/'open_clip_config.json').unlink(missing_ok=True)
         with atomic_write(folder/'open_clip_model.safetensors') as part:
@@ -111,7 +111,7 @@ def word_tokenizer(
     folder:str|Path, # written: tokenizer.json, tokenizer_config.json
     context_length:int=32, # longer captions are cut to this many tokens, start and end included
 ) -> Path: # the folder
-    "Write a Hugging Face tokenizer of whole lower-case words: padding is 0, then unknown and start, the words in alphabetical order, the end last."
+    "Write a Hugging Face tokenizer of whole lower-case words: padding is 0, then unknown, start, the words in alphabetical order, the end."
     split = pre_tokenizers.Whitespace()  # words and runs of punctuation
     words = sorted({w for c in captions for w, _ in split.pre_tokenize_str(c.lower())})
     vocabulary = ['<|pad|>', '<|unknown|>', '<|start|>', *words, '<|end|>']
@@ -138,7 +138,8 @@ def tiny_clip_config(
     "CLIP with a modified ResNet (Radford et al. 2021, section 2.4), small enough to train on two CPU cores. QuickGELU, as OpenAI's."
     return {'embed_dim': embed_dim, 'quick_gelu': True,
         'vision_cfg': {'image_size': image_size, 'layers': list(layers), 'width': width, 'patch_size': None},
-        'text_cfg': {'context_length': context_length, 'vocab_size': vocab_size, 'width': text_width, 'heads': text_heads, 'layers': text_layers}}
+        'text_cfg': {'context_length': context_length, 'vocab_size': vocab_size,
+                     'width': text_width, 'heads': text_heads, 'layers': text_layers}}
 
 # %% ../nbs/07_models.ipynb #f8e3b909
 def new_model(
@@ -168,7 +169,7 @@ def _local_folder(name):
     if not isinstance(cfg, dict) or not {'embed_dim', 'vision_cfg', 'text_cfg'} <= set(cfg.get('model_cfg', ())):
         raise CSClipError(f'{folder}/open_clip_config.json: expected "model_cfg" with embed_dim, vision_cfg and text_cfg')
     if cfg['model_cfg']['text_cfg'].get('hf_tokenizer_name') and not (folder/'tokenizer_config.json').exists():
-        raise CSClipError(f'{folder}/tokenizer_config.json: not found, though open_clip_config.json names a tokenizer; copy its files there')
+        raise CSClipError(f'{folder}/tokenizer_config.json: not found, but open_clip_config.json names a tokenizer; copy its files')
     return folder.resolve()
 
 # %% ../nbs/07_models.ipynb #841a97d6
@@ -182,7 +183,8 @@ def _create(name, device, precision):
     cfg, weights = open_clip.get_model_config(architecture), get_pretrained_cfg(architecture, tag)
     if cfg is None or not weights: raise CSClipError(f'{name}: no model that open_clip knows; expected {_FORMS}')
     cfg['quick_gelu'] = bool(weights.get('quick_gelu', cfg.get('quick_gelu', False)))
-    clip = open_clip.create_model(architecture, tag, precision=precision, device=device, force_quick_gelu=cfg['quick_gelu'], require_pretrained=True)
+    clip = open_clip.create_model(architecture, tag, precision=precision, device=device,
+                                  force_quick_gelu=cfg['quick_gelu'], require_pretrained=True)
     return clip, cfg, open_clip.get_tokenizer(architecture)
 
 # %% ../nbs/07_models.ipynb #85cbaf8f
@@ -191,7 +193,7 @@ def load(
     device:str|torch.device='cpu',
     precision:str='fp32', # of the weights: fp32, bf16 or fp16 (train fp32 weights, whatever precision the steps are computed in)
 ) -> DualEncoder: # in evaluation mode
-    "Load a dual encoder with its tokenizer and preprocessing. Raises `CSClipError` when there is none, or when its files do not belong together."
+    "A dual encoder with its tokenizer and preprocessing. Raises `CSClipError` when there is none, or its files do not belong together."
     if precision not in PRECISIONS: raise CSClipError(f'precision {precision!r}: expected one of {", ".join(PRECISIONS)}')
     try: clip, cfg, tokenizer = _create(name, device, precision)
     except CSClipError: raise

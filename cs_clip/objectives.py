@@ -41,11 +41,12 @@ def unique_batch(
 
 # %% ../nbs/10_objectives.ipynb #f648efcf
 class Objective:
-    """Base of the methods. `items` is what an epoch goes through; parameters of a method are those of its `__init__` after `records`, kept as
-    attributes. Raises `CSClipError` when the records give no item."""
+    """Base of the methods. `items` is what an epoch goes through; parameters of a method are those of its `__init__` after `records`,
+    kept as attributes. Raises `CSClipError` when the records give no item."""
     def __init__(self, records:Records):
         self.records, self.items = records, self.make_items(records)
-        if not self.items: raise CSClipError(f'{type(self).__name__}: {len(records)} records give nothing to train on; is the supervision empty?')
+        if not self.items:
+            raise CSClipError(f'{type(self).__name__}: nothing to train on in {len(records)} records; is the supervision empty?')
 
     @property
     def parameters(self) -> dict: return {p: getattr(self, p) for p in own_parameters(type(self))}
@@ -133,7 +134,8 @@ class NegCLIP(Objective):
         super().__init__(records)
         self.neighbours = neighbours
 
-    def make_items(self, records): return [(r, c) for r, record in enumerate(records) for c in range(len(record.shuffled))] # (record, caption)
+    def make_items(self, records): # (record, caption)
+        return [(r, c) for r, record in enumerate(records) for c in range(len(record.shuffled))]
 
     def prepare(self, embed): self.hard = nearest(embed([r.image for r in self.records]), self.neighbours)
 
@@ -156,5 +158,5 @@ OBJECTIVES = {'clip_ft': ClipFT, 'negclip': NegCLIP, 'sg': SceneGraphs}
 def objective_class(method:str) -> type:
     "The class of a method. Raises `CSClipError` naming those there are."
     if method not in OBJECTIVES:
-        raise CSClipError(f'method {method!r}: unknown; expected one of {", ".join(OBJECTIVES)} (clip is the base model, which is not trained)')
+        raise CSClipError(f'method {method!r}: unknown; expected one of {", ".join(OBJECTIVES)} (clip, the base model, is not trained)')
     return OBJECTIVES[method]

@@ -139,12 +139,12 @@ def train(
     checkpoint_every:int=100, # steps
     workers:int=0, # processes that decode images ahead; 0: decode in this one
 ) -> list[dict]: # a row a step: step, lr, loss and its parts, gradient norm, logit scale
-    """Train `model` on `objective` and save it in `out`. A run that was killed resumes from its checkpoint and, on the same machine, ends with the
-    same weights. Raises `DivergedError` when the loss is not finite, and `CSClipError` for an image that is missing."""
+    """Train `model` on `objective` and save it in `out`. A run that was killed resumes from its checkpoint and, on the same machine, ends
+    with the same weights. Raises `DivergedError` when the loss is not finite, and `CSClipError` for an image that is missing."""
     out, accelerator = Path(out), Accelerator()
-    settings = {'method': next(k for k, v in OBJECTIVES.items() if v is type(objective)), **objective.parameters, 'seed': seed, 'steps': steps,
-        'batch_size': batch_size, 'lr': lr, 'weight_decay': weight_decay, 'betas': list(betas), 'warmup': warmup, 'precision': precision,
-        'grad_clip': grad_clip}
+    method = next(k for k, v in OBJECTIVES.items() if v is type(objective))
+    settings = {'method': method, **objective.parameters, 'seed': seed, 'steps': steps, 'batch_size': batch_size, 'lr': lr,
+        'weight_decay': weight_decay, 'betas': list(betas), 'warmup': warmup, 'precision': precision, 'grad_clip': grad_clip}
     facts = {'parameters': settings, 'base_model': model.digest, 'supervision': objective.records.digest}
     if missing := [r.image for r in objective.records if r.image not in pixels.store]:
         raise CSClipError(f'{pixels.store.root}: {len(missing)} of {len(objective.records)} images are missing, first {missing[0]}')
@@ -203,7 +203,8 @@ def run_parameters(
     "A method's parameters. Raises `CSClipError` listing the valid ones for an unknown method or parameter, in any method's section."
     own, methods = set(own_parameters(objective_class(method))), methods or {}
     _check_names(common, LOOP + [k for cls in OBJECTIVES.values() for k in own_parameters(cls)], 'train')
-    for name, differing in methods.items(): _check_names(differing, LOOP + list(own_parameters(objective_class(name))), f'train.methods.{name}')
+    for name, differing in methods.items():
+        _check_names(differing, LOOP + list(own_parameters(objective_class(name))), f'train.methods.{name}')
     merged = {**common, **methods.get(method, {})}
     _check_values(merged)
     return {k: v for k, v in merged.items() if k in own}, {k: v for k, v in merged.items() if k in LOOP}

@@ -69,7 +69,7 @@ def test_seeds_decide_everything(world, tmp_path):
 
 def test_a_step_is_torchs_own(world, tmp_path):
     "One step of ours against the same written out with open_clip and torch."
-    _, ours = run(world, tmp_path, 'clip_ft', steps=1, own={'symmetric': True}, weight_decay=0., warmup=0, grad_clip=None, records=tiny_records(6))
+    _, ours = run(world, tmp_path, 'clip_ft', tiny_records(6), {'symmetric': True}, steps=1, weight_decay=0., warmup=0, grad_clip=None)
     model = load(world['resnet']).to(memory_format=torch.channels_last)  # rounding as in ours: Adam's first step magnifies it
     store, objective = ImageStore(world['images']), ClipFT(tiny_records(6))
     batch = objective.sample(batch_indices(len(objective.items), 8, 0, 0), None)
