@@ -12,7 +12,7 @@ import random, re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import combinations, groupby, islice
+from itertools import combinations, islice
 from pathlib import Path
 
 import pyarrow as pa
@@ -394,17 +394,12 @@ SCHEMA = pa.schema([('sentid', pa.int64()), ('image', pa.string()), ('caption', 
     ('skipped', pa.list_(pa.struct([('kind', pa.string()), ('reason', pa.string())]))),
     ('shuffled', pa.string())]) # NegCLIP's negative; null where nothing can be exchanged
 
-def _chosen(rows, captions_per_image):
-    "The first captions of each image; an image's captions stand together."
-    for _, own in groupby(rows, key=lambda r: r['image']): yield from list(own)[:captions_per_image]
-
 # %% ../nbs/04_generation.ipynb #b07690df
 def generate_file(
     graphs:str|Path, # folder that the parse stage wrote
     out:str|Path, # folder of one Parquet shard for each of its, and `coverage.json`
     propose, rank, # as of `HardNegatives`
     kinds:tuple=KINDS,
-    captions_per_image:int|None=None, # the first ones; `None`: all
     seed:int=0,
 ) -> dict: # coverage: kind -> {'made': n, reason: n, ...}, and 'captions', 'shuffled'
     "Negatives for a folder of scene graphs. A killed run goes on after its last whole shard; other parameters, models or graphs never reuse one."
@@ -416,10 +411,9 @@ def generate_file(
     total = Counter(captions=0, shuffled=0)
     with tqdm(total=sum(pq.read_metadata(s).num_rows for s in sources), desc='hard negatives', unit='caption', disable=None) as bar:
         for source in sources:
-            fingerprint = digest(engine.digest, captions_per_image, file_digest(source), str(SCHEMA))
+            fingerprint = digest(engine.digest, file_digest(source), str(SCHEMA))
             if shard_fingerprint(out/source.name) != fingerprint:
-                kept = list(_chosen(pq.read_table(source).to_pylist(), captions_per_image))
-                write_shard(out/source.name, list(_rows(engine, kept)), SCHEMA, fingerprint)
+                write_shard(out/source.name, list(_rows(engine, pq.read_table(source).to_pylist())), SCHEMA, fingerprint)
             for row in pq.read_table(out/source.name, columns=['negatives', 'skipped', 'shuffled']).to_pylist():
                 total.update(captions=1, shuffled=row['shuffled'] is not None)
                 for n in row['negatives']: coverage[n['kind']]['made'] += 1
@@ -429,9 +423,9 @@ def generate_file(
     write_json(out/'coverage.json', result)
     return result
 
-def _rows(engine, kept):
-    graphs = [SceneGraph.from_row(r) for r in kept]
-    for row, g, (negatives, skipped) in zip(kept, graphs, engine.from_graphs(graphs)):
+def _rows(engine, parsed):
+    graphs = [SceneGraph.from_row(r) for r in parsed]
+    for row, g, (negatives, skipped) in zip(parsed, graphs, engine.from_graphs(graphs)):
         fields = [{k: v for k, v in asdict(n).items() if k != 'caption'} for n in negatives]
         yield {'sentid': row['sentid'], 'image': row['image'], 'caption': g.caption, 'negatives': fields,
                'skipped': [{'kind': k, 'reason': r} for k, r in skipped.items()], 'shuffled': shuffled_caption(g, engine._rng(g, 'shuffled'))}
