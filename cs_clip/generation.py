@@ -200,6 +200,21 @@ def _pretrained(cls, name, **kw):
         raise CSClipError(f'{name}: no {cls.__name__} can be loaded ({str(e).splitlines()[0]}); expected a folder with config, tokenizer and '
                           'weights, or a name on the model hub') from None
 
+def _encode(tokenizer, model, texts):
+    "Encodings of texts or pairs, cut to what the model reads. Straight from the tokenizers library: transformers' own wrapping costs more than a small model."
+    backend = tokenizer.backend_tokenizer
+    backend.enable_truncation(min(tokenizer.model_max_length, model.config.max_position_embeddings - 2))
+    backend.no_padding()
+    return backend.encode_batch(texts) if texts else []
+
+def _padded(tokenizer, encoded, device):
+    "A batch of encodings as the model's inputs, padded to the longest."
+    longest = max(len(e.ids) for e in encoded)
+    def rows(values, fill): return torch.tensor([v + [fill]*(longest - len(v)) for v in values], device=device)
+    batch = {'input_ids': rows([e.ids for e in encoded], tokenizer.pad_token_id), 'attention_mask': rows([[1]*len(e.ids) for e in encoded], 0)}
+    if 'token_type_ids' in tokenizer.model_input_names: batch['token_type_ids'] = rows([e.type_ids for e in encoded], 0)
+    return batch
+
 def _weights_digest(name):
     path = _local(name)
     return file_digest(path) if isinstance(path, Path) else str(name)
@@ -244,12 +259,11 @@ class MLMPropose:
 
     def _logits(self, texts):
         "Log-probabilities [V] at each text's mask; `None` for a text whose mask was cut off."
-        length = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings - 2)
-        encoded = self.tokenizer(texts, truncation=True, max_length=length)['input_ids']
+        encoded = _encode(self.tokenizer, self.model, texts)
         out = [None]*len(texts)
-        order = sorted(range(len(texts)), key=lambda i: len(encoded[i]))
+        order = sorted(range(len(texts)), key=lambda i: len(encoded[i].ids))
         for part in _batches(order, self.batch_size):
-            batch = self.tokenizer.pad({'input_ids': [encoded[i] for i in part]}, return_tensors='pt').to(self.device)
+            batch = _padded(self.tokenizer, [encoded[i] for i in part], self.device)
             hidden = self.model.base_model(**batch).last_hidden_state
             rows, columns = (batch['input_ids'] == self.tokenizer.mask_token_id).nonzero(as_tuple=True)
             head = getattr(self.model, 'cls', None) or getattr(self.model, 'lm_head', None)
@@ -310,13 +324,11 @@ class NLIRank:
     @torch.inference_mode()
     def __call__(self, pairs:list[tuple[str, str]]) -> list[float]: # of (premise, hypothesis); to four places
         unique = list(dict.fromkeys(pairs))
-        length = min(self.tokenizer.model_max_length, self.model.config.max_position_embeddings - 2)
-        encoded = self.tokenizer(*map(list, zip(*unique)), truncation=True, max_length=length) if unique else {}
-        order = sorted(range(len(unique)), key=lambda i: len(encoded['input_ids'][i]))
+        encoded = _encode(self.tokenizer, self.model, unique)
+        order = sorted(range(len(unique)), key=lambda i: len(encoded[i].ids))
         scores = {}
         for part in _batches(order, self.batch_size):
-            batch = self.tokenizer.pad({k: [v[i] for i in part] for k, v in encoded.items()}, return_tensors='pt').to(self.device)
-            p = self.model(**batch).logits.float().softmax(-1)[:, self.contradiction].cpu()
+            p = self.model(**_padded(self.tokenizer, [encoded[i] for i in part], self.device)).logits.float().softmax(-1)[:, self.contradiction].cpu()
             scores.update((unique[i], round(float(v), 4)) for i, v in zip(part, p))
         return [scores[pair] for pair in pairs]
 
