@@ -77,10 +77,14 @@ def _group(phrase):
     p = _plain(phrase)
     return next((g for g in _SAME if phrase.lower() in g or p in g), (p,))
 
+def _lemmas(word): # "leaves" is of "leaf" and of "leave"
+    w = word.lower()
+    return {w, *(l for found in getAllLemmas(w).values() for l in found)} if w else set()
+
 def same_meaning(a:str, b:str) -> bool:
     "Are two words or short phrases forms of one word, synonyms, or so close that one could stand for the other?"
     if _group(a) == _group(b): return True
-    if any(lemma(a, c) == lemma(b, c) for c in ('noun', 'verb', 'adjective')): return True
+    if _lemmas(a) & _lemmas(b): return True
     return any({_group(x), _group(y)} == {_group(a), _group(b)} for x, y in _NEAR)
 
 # %% ../nbs/03_lexicon.ipynb #4b38ca09
@@ -99,10 +103,11 @@ SYMMETRIC = frozenset(('next to', 'beside', 'near', 'by', 'alongside', 'close to
 def symmetric(predicate:str) -> bool:
     "Does exchanging the two sides of the predicate leave it true ('next to', 'with')?"
     p = _plain(predicate)
-    return p in SYMMETRIC or any(p.endswith(f' {s}') for s in SYMMETRIC)
+    verb, _, rest = p.partition(' ')
+    return p in SYMMETRIC or verb.endswith('ing') and rest in SYMMETRIC  # "standing by", but not "held by" or "filled with"
 
 # %% ../nbs/03_lexicon.ipynb #040b1d97
-_AN = ('hour', 'honest', 'honor', 'honour', 'heir', 'herb')
+_AN = ('hour', 'honest', 'honor', 'honour', 'heir', 'herb', '8', '11', '18', 'x-ray', 'suv', 'mri')
 _A = ('uni', 'use', 'usu', 'uti', 'eu', 'ewe', 'one', 'once', 'ukulele', 'ufo')
 
 def article(word:str) -> str: # 'a' or 'an'
