@@ -4,7 +4,8 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 PROFILE ?= icon_world
 BIN := .venv/bin
 READY := .venv/ready
-export PATH := $(CURDIR)/.venv/bin:$(PATH) # stages call python by name
+# stages call python by name
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup data reproduce test lab world params preflight clean
