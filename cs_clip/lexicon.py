@@ -12,12 +12,14 @@ from functools import cache
 from lemminflect import getAllLemmas, getInflection
 
 # %% ../nbs/03_lexicon.ipynb #a23fe4f5
-PREPOSITIONS = frozenset('''about above across against along among around at behind below beneath beside between beyond by down for from in inside into
-    near of off on onto out outside over past through to toward towards under underneath up upon with within without'''.split())
+PREPOSITIONS = frozenset('''about above across against along among around at behind below beneath beside between beyond by down
+    for from in inside into near of off on onto out outside over past through to toward towards under underneath up upon with
+    within without'''.split())
 NUMERALS = frozenset('one two three four five six seven eight nine ten eleven twelve several many few some both'.split())
-FUNCTION_WORDS = frozenset('''a an the this that these those and or but nor is are was were be been being am do does did has have had having will would can
-    could may might must shall should not no i he she it we they you me him her us them his its their my your our who whom which what there here
-    where when as than then so if while because very too also just only more most all any each every such same own other another'''.split())
+FUNCTION_WORDS = frozenset('''a an the this that these those and or but nor is are was were be been being am do does did has have
+    had having will would can could may might must shall should not no i he she it we they you me him her us them his its their my
+    your our who whom which what there here where when as than then so if while because very too also just only more most all any
+    each every such same own other another'''.split())
 CATEGORIES = ('noun', 'adjective', 'verb', 'preposition', 'numeral')
 
 # %% ../nbs/03_lexicon.ipynb #87aa26a7
@@ -38,7 +40,9 @@ def lemma(word:str, category:str) -> str:
     "The dictionary form of a word as a noun, adjective or verb; the word itself where the dictionary has none."
     tag = {'noun': 'NOUN', 'adjective': 'ADJ', 'verb': 'VERB'}.get(category)
     found = getAllLemmas(word.lower()).get(tag, ()) if tag else ()
-    return found[0] if found else word.lower()
+    if found: return found[0]
+    w = word.lower()
+    return w[:-1] if tag == 'NOUN' and w.endswith('s') and not getAllLemmas(w) else w  # "tvs", which the dictionary lacks
 
 # %% ../nbs/03_lexicon.ipynb #69742b4a
 _TAGS = {'noun': ('NN', 'NNS'), 'verb': ('VB', 'VBD', 'VBG', 'VBN', 'VBZ'), 'adjective': ('JJ', 'JJR', 'JJS')}
@@ -59,12 +63,14 @@ def agrees(
 
 # %% ../nbs/03_lexicon.ipynb #c514bc02
 _SAME = tuple(tuple(group.split('/')) for group in (
-    'couch/sofa', 'bicycle/bike', 'motorcycle/motorbike', 'car/automobile', 'truck/lorry', 'taxi/cab', 'plane/airplane/aeroplane/aircraft', 'boat/sailboat',
-    'television/tv', 'mug/cup', 'phone/telephone/cellphone', 'gift/present', 'shovel/trowel', 'bathtub/tub', 'hamburger/burger', 'house/home',
-    'man/guy/gentleman', 'woman/lady', 'child/kid', 'person/human', 'picture/photo/image/photograph', 'road/street', 'rock/stone', 'purple/violet',
-    'gray/grey', 'small/little/tiny', 'big/large/huge', 'on top of/on/atop/upon', 'above/over', 'below/under/beneath/underneath',
-    'next to/beside/near/by/alongside/close to', 'in front of/before', 'behind/in back of', 'in/inside/within', 'holding/carrying', 'held by/carried by',
-    'to the left of/left of/on the left of', 'to the right of/right of/on the right of', 'sitting/seated', 'looking/watching', 'several/many/some/few'))
+    'couch/sofa', 'bicycle/bike', 'motorcycle/motorbike', 'car/automobile', 'truck/lorry', 'taxi/cab',
+    'plane/airplane/aeroplane/aircraft', 'boat/sailboat', 'television/tv', 'mug/cup', 'phone/telephone/cellphone', 'gift/present',
+    'shovel/trowel', 'bathtub/tub', 'hamburger/burger', 'house/home', 'man/guy/gentleman', 'woman/lady', 'child/kid',
+    'person/human', 'picture/photo/image/photograph', 'road/street', 'rock/stone', 'purple/violet', 'gray/grey',
+    'small/little/tiny', 'big/large/huge', 'on top of/on/atop/upon', 'above/over', 'below/under/beneath/underneath',
+    'next to/beside/near/by/alongside/close to', 'in front of/before', 'behind/in back of', 'in/inside/within',
+    'holding/carrying', 'held by/carried by', 'to the left of/left of/on the left of', 'to the right of/right of/on the right of',
+    'sitting/seated', 'looking/watching', 'several/many/some/few'))
 _NEAR = (('above', 'on top of'), ('riding', 'on'), ('riding', 'on top of')) # one often makes the other true
 
 def _plain(phrase):
@@ -94,11 +100,13 @@ SIZES = frozenset('small little tiny big large huge tall short long wide narrow'
 def attribute_class(word:str) -> str: # 'colour', 'size', 'number' or 'other'
     "What an attribute speaks of."
     w = word.lower()
-    return 'colour' if w.split()[-1:] and w.split()[-1] in COLOURS else 'size' if w in SIZES else 'number' if w in NUMERALS or w.isdigit() else 'other'
+    if w.split() and w.split()[-1] in COLOURS: return 'colour'
+    return 'size' if w in SIZES else 'number' if w in NUMERALS or w.isdigit() else 'other'
 
 # %% ../nbs/03_lexicon.ipynb #aa9e5a26
-SYMMETRIC = frozenset(('next to', 'beside', 'near', 'by', 'alongside', 'close to', 'with', 'and', 'between', 'among', 'together with', 'touching', 'against',
-                       'around', 'across from', 'opposite'))
+SYMMETRIC = frozenset((
+    'next to', 'beside', 'near', 'by', 'alongside', 'close to', 'with', 'and', 'between', 'among', 'together with', 'touching', 'against',
+    'around', 'across from', 'opposite'))
 
 def symmetric(predicate:str) -> bool:
     "Does exchanging the two sides of the predicate leave it true ('next to', 'with')?"
