@@ -80,7 +80,8 @@ class Embedder:
                 if not good: continue
                 names, pixels, clipped = zip(*good)
                 self.clipped |= {k for k, c in zip(names, clipped) if c}
-                x = _finite(self.model.encode_image(torch.stack(pixels)).cpu(), [f'image "{k[1]}"' for k in names])
+                pixels = torch.stack(pixels).contiguous(memory_format=torch.channels_last)  # twice as fast for convolutions on a CPU
+                x = _finite(self.model.encode_image(pixels).cpu(), [f'image "{k[1]}"' for k in names])
                 self._images.update(zip(names, x))
         return {k[1:]: self._images[k] for k in keys if k in self._images}
 
