@@ -72,7 +72,7 @@ class Method(NamedTuple):
     color: str # of Okabe and Ito's palette, told apart by every kind of colour vision
     marker: str
 
-METHODS = {'clip': Method('CLIP', '#000000', 'o'), 'clip_ft': Method('CLIP-FT', '#56B4E9', 's'),
+METHODS = {'clip': Method('CLIP', '#000000', 'o'), 'clip_ft': Method('CLIP-FT', '#0072B2', 's'),
            'negclip': Method('NegCLIP', '#009E73', '^'), 'sg': Method('CS-CLIP (sg)', '#D55E00', 'D')}
 PUBLISHED_AS = {'CLIP': 'clip', 'NegCLIP': 'negclip', 'CS-CLIP': 'sg'}  # what the papers' tables call a method that we measure
 
@@ -356,7 +356,7 @@ def _draw_pair(fig, pair, store, methods, left, top, width):
     shown = _axes(fig, left, top + .2, 1, .85, anchor='NW', xticks=[], yticks=[])
     shown.imshow(picture, interpolation='lanczos')
     shown.spines[:].set(visible=True, color='#c8c8c8')
-    for i, method in enumerate(methods):
+    for i, method in enumerate(m for m in methods if m in pair.margins):
         right, y = pair.margins[method] > 0, .32 + i*.17
         ax.text(1.1, y, '✓' if right else '✗', color=RIGHT if right else WRONG, fontsize=9, weight='bold', va='baseline')
         ax.text(1.27, y, look(method).label, fontsize=7, va='baseline', weight='bold' if method == 'sg' else 'normal')
