@@ -22,17 +22,21 @@ from .published import published
 def _value(obj, key, kind, where):
     "`obj[key]`, which must be of type `kind`."
     if not isinstance(obj, dict) or key not in obj: raise CSClipError(f'{where}: no key "{key}"; evaluate this run again')
-    if not isinstance(obj[key], kind) or isinstance(obj[key], bool): raise CSClipError(f'{where}: "{key}" is {obj[key]!r}; evaluate this run again')
+    if not isinstance(obj[key], kind) or isinstance(obj[key], bool):
+        raise CSClipError(f'{where}: "{key}" is {obj[key]!r}; evaluate this run again')
     return obj[key]
 
 # %% ../nbs/15_figures.ipynb #27e4db31
+def _head(result, where):
+    "What all rows of one results file share."
+    run, seed = _value(result, 'run', str, where), result.get('seed')
+    # the run's name, not "method", tells variants of a method apart: sg-random-0 must never be averaged with sg-0
+    return dict(method=run if seed is None else run.removesuffix(f'-{seed}'), seed=seed, run=run,
+                benchmark=_value(result, 'benchmark', str, where), world=_value(result, 'world', str, where))
+
 def _rows(result, where):
     "The tidy rows of one results file: a row a subset and metric, and those of subset `all`."
-    number = (int, float)
-    run, benchmark, seed = _value(result, 'run', str, where), _value(result, 'benchmark', str, where), result.get('seed')
-    # the run's name, not "method", tells variants of a method apart: sg-random-0 must never be averaged with sg-0
-    head = dict(method=run if seed is None else run.removesuffix(f'-{seed}'), seed=seed, run=run, benchmark=benchmark,
-                world=_value(result, 'world', str, where))
+    head, number = _head(result, where), (int, float)
     found, rows = {}, []
     for name, subset in _value(result, 'subsets', dict, where).items():
         at = f'{where}, subset "{name}"'
@@ -76,6 +80,8 @@ METHODS = {'clip': Method('CLIP', '#000000', 'o'), 'clip_ft': Method('CLIP-FT', 
            'negclip': Method('NegCLIP', '#009E73', '^'), 'sg': Method('CS-CLIP (sg)', '#D55E00', 'D')}
 PUBLISHED_AS = {'CLIP': 'clip', 'NegCLIP': 'negclip', 'CS-CLIP': 'sg'}  # what the papers' tables call a method that we measure
 
+def _weight(method): return 'bold' if method == 'sg' else 'normal'  # the paper's own
+
 def look(method:str) -> Method:
     "A method's look; one that has none yet is called as in its results, in a colour of its own."
     return METHODS.get(method, Method(method, '#CC79A7', 'v'))
@@ -109,8 +115,9 @@ def incomplete(results:pd.DataFrame) -> list[str]:
     return notes
 
 # %% ../nbs/15_figures.ipynb #1f5eb642
-RC = {'font.family': 'DejaVu Sans', 'font.size': 7.5, 'axes.titlesize': 8, 'axes.labelsize': 7.5, 'xtick.labelsize': 7, 'ytick.labelsize': 7,
-      'axes.spines.top': False, 'axes.spines.right': False, 'axes.linewidth': .6, 'xtick.major.width': .6, 'ytick.major.width': .6,
+RC = {'font.family': 'DejaVu Sans', 'font.size': 7.5, 'axes.titlesize': 8, 'axes.labelsize': 7.5, 'xtick.labelsize': 7,
+      'ytick.labelsize': 7, 'axes.spines.top': False, 'axes.spines.right': False, 'axes.linewidth': .6,
+      'xtick.major.width': .6, 'ytick.major.width': .6,
       'xtick.major.size': 2.5, 'ytick.major.size': 2.5, 'pdf.fonttype': 42, 'figure.dpi': 200, 'savefig.dpi': 200}  # 42: text stays text
 GREY, RIGHT, WRONG = '#6e6e6e', '#0072B2', '#D55E00'
 
@@ -198,7 +205,7 @@ def _measured_panel(ax, results):
         x, y = seeds['avg'].mean(), seeds['std'].mean()
         if len(seeds) > 1: ax.scatter(seeds['avg'], seeds['std'], s=7, color=m.color, alpha=.55, lw=0, zorder=2)
         ax.scatter(x, y, s=34, color=m.color, marker=m.marker, edgecolor='white', lw=.6, zorder=3)
-        labels.append((x, y, m.label, dict(color=m.color, weight='bold' if method == 'sg' else 'normal')))
+        labels.append((x, y, m.label, dict(color=m.color, weight=_weight(method))))
         dots += [(x, y, 9), *((a, s, 4) for a, s in zip(seeds['avg'], seeds['std']))]
     label_points(ax, labels, dots)
 
@@ -252,9 +259,12 @@ def load_examples(
     world:str, # as for `load_results`
 ) -> pd.DataFrame: # method, run, subset, id, image, box, positive, negative, margin
     "The example pairs stored with the controlled results, one row a run and pair; an empty table where no run stored any."
-    rows = [dict(example, subset=subset, run=result['run'], method=_rows(result, path)[0]['method'])
-            for path, result in _results_files(folder, world) if result.get('benchmark') == 'controlled'
-            for subset, examples in result.get('examples', {}).items() for example in examples]
+    rows = []
+    for path, result in _results_files(folder, world):
+        if result['benchmark'] != 'controlled': continue
+        for i, example in enumerate(_value(result, 'examples', list, path)):
+            positive, negative = _value(example, 'texts', list, f'{path}, example {i}')
+            rows.append(dict(example, positive=positive, negative=negative, run=result['run'], method=_head(result, path)['method']))
     return pd.DataFrame(rows, columns=['method', 'run', 'subset', 'id', 'image', 'box', 'positive', 'negative', 'margin'])
 
 # %% ../nbs/15_figures.ipynb #8cdd2fb0
@@ -296,7 +306,7 @@ def edited_words(
 
 # %% ../nbs/15_figures.ipynb #42b6cd29
 def _dots(ax, part, metric, methods, scale):
-    "A row a method in groups of elements: the mean large, seeds small, the published value a hollow diamond; the mean in figures on the right."
+    "A row a method, grouped by element: the mean large, seeds small, the published value hollow; the mean as a number on the right."
     known = published('sg_figure2_controlled').replace({'method': PUBLISHED_AS}).set_index(['metric', 'method'])
     for (g, element), (i, method) in itertools.product(enumerate(ELEMENTS), enumerate(methods)):
         y, m = g*(len(methods) + .9) + i, look(method)
@@ -306,7 +316,8 @@ def _dots(ax, part, metric, methods, scale):
         if values.empty: continue
         ax.scatter(values, [y]*len(values), s=6, color=m.color, alpha=.55, lw=0, zorder=4)
         ax.scatter(values.mean(), y, s=26, color=m.color, marker=m.marker, edgecolor='white', lw=.5, zorder=3)
-        ax.text(1.025, y, f'{values.mean():.{1 if scale > 1 else 2}f}', transform=ax.get_yaxis_transform(), color=m.color, va='center', fontsize=7)
+        said = f'{values.mean():.{1 if scale > 1 else 2}f}'
+        ax.text(1.025, y, said, transform=ax.get_yaxis_transform(), color=m.color, va='center', fontsize=7)
 
 # %% ../nbs/15_figures.ipynb #0172ca69
 def _element_axes(ax, methods, named):
@@ -320,10 +331,11 @@ def _element_axes(ax, methods, named):
     for g, element in enumerate(ELEMENTS):
         if g: ax.axhline(g*step - .95, color='#c8c8c8', lw=.5, xmin=-.65 if named else 0, clip_on=False)
         if not named: continue
-        ax.text(-.62, g*step + (len(methods) - 1)/2, element.capitalize(), transform=to_axes, ha='left', va='center', weight='bold', fontsize=8)
+        middle = g*step + (len(methods) - 1)/2
+        ax.text(-.65, middle, element.capitalize(), transform=to_axes, ha='left', va='center', weight='bold', fontsize=8)
         for i, method in enumerate(methods):
             m = look(method)
-            ax.text(-.02, g*step + i, m.label, transform=to_axes, color=m.color, ha='right', va='center', weight='bold' if method == 'sg' else 'normal')
+            ax.text(-.02, g*step + i, m.label, transform=to_axes, color=m.color, ha='right', va='center', weight=_weight(method))
 
 def _key(fig, world, seeds):
     "What the marks mean, above both panels."
@@ -359,11 +371,12 @@ def _draw_pair(fig, pair, store, methods, left, top, width):
     for i, method in enumerate(m for m in methods if m in pair.margins):
         right, y = pair.margins[method] > 0, .32 + i*.17
         ax.text(1.1, y, '✓' if right else '✗', color=RIGHT if right else WRONG, fontsize=9, weight='bold', va='baseline')
-        ax.text(1.27, y, look(method).label, fontsize=7, va='baseline', weight='bold' if method == 'sg' else 'normal')
+        ax.text(1.27, y, look(method).label, fontsize=7, va='baseline', weight=_weight(method))
     y = 1.24
     for mark, color, words in zip('+−', (RIGHT, WRONG), edited_words(pair.positive, pair.negative)):
         ax.text(0, y, mark, color=color, weight='bold', fontsize=8, va='baseline')
-        y = _write_words(ax, [(w, dict(color=color, weight='bold') if edited else dict(color='black')) for w, edited in words], .13, y, width - .13)
+        words = [(w, dict(color=color, weight='bold') if edited else {}) for w, edited in words]
+        y = _write_words(ax, words, .13, y, width - .13)
 
 def _rule_said(pairs):
     "Which rule chose the pairs."
