@@ -83,7 +83,8 @@ def _expected(path, key, published):
     return read_json(file).get(key, published) if file.exists() else published
 
 # %% ../nbs/12_benchmarks.ipynb #ed727192
-SUGAR_CREPE = {'replace_obj': 1652, 'replace_att': 788, 'replace_rel': 1406, 'swap_obj': 245, 'swap_att': 666, 'add_obj': 2062, 'add_att': 692}
+SUGAR_CREPE = { # subset -> its published number of pairs
+    'replace_obj': 1652, 'replace_att': 788, 'replace_rel': 1406, 'swap_obj': 245, 'swap_att': 666, 'add_obj': 2062, 'add_att': 692}
 
 def _refuse_twice(path):
     def hook(pairs):
@@ -98,7 +99,8 @@ def _refuse_twice(path):
 def _sugar_crepe_file(path, subset):
     items = read_json(path)
     json.loads(Path(path).read_text(encoding='utf-8'), object_pairs_hook=_refuse_twice(path))
-    if not isinstance(items, dict) or not items: raise CSClipError(f'{path}: no items; expected {{id: {{filename, caption, negative_caption}}}}')
+    if not isinstance(items, dict) or not items:
+        raise CSClipError(f'{path}: no items; expected {{id: {{filename, caption, negative_caption}}}}')
     for id, item in items.items():
         filename, right, wrong = (_get(item, k, f'{path}: item "{id}"') for k in ('filename', 'caption', 'negative_caption'))
         yield Choice(f'{subset}-{id}', subset, filename, (right, wrong))
@@ -108,8 +110,8 @@ def sugar_crepe(
     folder:str|Path, # holds the seven files
     images:str|Path, # folder or archive of COCO's val2017
 ) -> Benchmark:
-    """SugarCrepe (Hsieh et al. 2023): caption against negative in seven subsets. Raises `CSClipError` for a missing or empty file, a missing key
-    and an id that comes twice."""
+    """SugarCrepe (Hsieh et al. 2023): caption against negative in seven subsets. Raises `CSClipError` for a missing or empty file, a
+    missing key and an id that comes twice."""
     choices = [c for subset in SUGAR_CREPE for c in _sugar_crepe_file(Path(folder)/f'{subset}.json', subset)]
     return Benchmark('sugar_crepe', choices, Path(images), _expected(folder, 'sugar_crepe', SUGAR_CREPE))
 
@@ -125,7 +127,8 @@ def _vg_items(path):
 
 def _attributes(item, where):
     pair = _get(item, 'attributes', where, list)
-    if len(pair) != 2 or not all(isinstance(a, str) for a in pair): raise CSClipError(f'{where}: "attributes" is {pair}; expected two texts')
+    if len(pair) != 2 or not all(isinstance(a, str) for a in pair):
+        raise CSClipError(f'{where}: "attributes" is {pair}; expected two texts')
     return pair
 
 # %% ../nbs/12_benchmarks.ipynb #e83e8013
@@ -133,7 +136,7 @@ def vg_relation(
     path:str|Path, # visual_genome_relation.json
     images:str|Path, # folder or archive of Visual Genome's pictures
 ) -> Benchmark:
-    "VG-Relation (Yuksekgonul et al. 2023): 'X relation Y' against 'Y relation X', cropped to the two. Raises `CSClipError` naming the item."
+    "VG-Relation (Yuksekgonul et al. 2023): 'X relation Y' against 'Y relation X', cropped to both. Raises `CSClipError` naming the item."
     choices = [Choice(str(i), 'vg_relation', image, (right, wrong), box, _get(item, 'relation_name', where))
                for i, (where, item, image, box, right, wrong) in enumerate(_vg_items(path))]
     return Benchmark('vg_relation', choices, Path(images), {'vg_relation': _expected(path, 'vg_relation', 23937)})
@@ -166,7 +169,7 @@ class _Case(NamedTuple):
     image: str
     box: tuple
     parts: tuple[str, str, str] # before the element, the element, after it
-    subject: str = '' # of an object case: no replacement, a thing does not stand to itself
+    other: str = '' # the caption's other object or attribute: a word of the vocabulary too, but no replacement
 
 # %% ../nbs/12_benchmarks.ipynb #452711b0
 def _relation_cases(path):
@@ -187,7 +190,8 @@ def _attribute_cases(path, seed):
         if not m: yield None; continue
         the, a, middle, b, end = m.groups()
         first = np.random.default_rng([seed, i, 0]).random() < .5
-        yield _Case(f'attribute-{i}', 'attribute', image, box, (the, a, middle + b + end) if first else (the + a + middle, b, end))
+        yield _Case(f'attribute-{i}', 'attribute', image, box, (the, a, middle + b + end) if first else (the + a + middle, b, end),
+                    b if first else a)
 
 # %% ../nbs/12_benchmarks.ipynb #0cea9871
 def _replacement(case, vocabulary, true_captions, rng):
@@ -195,14 +199,13 @@ def _replacement(case, vocabulary, true_captions, rng):
     before, old, after = case.parts
     for k in rng.permutation(len(vocabulary)):
         new = vocabulary[k]
-        if new != case.subject and not too_close(old, new) and (case.image, before + new + after) not in true_captions: return new
+        if new != case.other and not too_close(old, new) and (case.image, before + new + after) not in true_captions: return new
 
 # %% ../nbs/12_benchmarks.ipynb #9f477981
 def _vocabularies(cases):
     "Element -> the words it takes in the whole corpus, sorted."
     words = {'object': set(), 'attribute': set(), 'relation': set()}
-    for c in cases: words[c.element].add(c.parts[1])
-    words['object'] |= {c.subject for c in cases if c.subject}
+    for c in cases: words[c.element] |= {w for w in (c.parts[1], c.other) if w}
     return {k: sorted(v) for k, v in words.items()}
 
 # %% ../nbs/12_benchmarks.ipynb #90abb6b9
@@ -212,8 +215,8 @@ def controlled(
     images:str|Path, # folder or archive of Visual Genome's pictures
     seed:int=0, # of the replacements
 ) -> Benchmark:
-    """The controlled cases of CS-CLIP (section 3.1, appendix C), subsets `object`, `attribute` and `relation`. Items of another template, and those
-    without a replacement, are counted in `skipped`. Raises `CSClipError` as the readers of the two files do."""
+    """The controlled cases of CS-CLIP (section 3.1, appendix C), subsets `object`, `attribute` and `relation`. Items of another template,
+    and those without a replacement, are counted in `skipped`. Raises `CSClipError` as the readers of the two files do."""
     found = [*_relation_cases(relation_path), *_attribute_cases(attribution_path, seed)]
     cases = [c for c in found if c]
     vocabularies, true_captions = _vocabularies(cases), {(c.image, ''.join(c.parts)) for c in cases}
