@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np, torch
 from tqdm.auto import tqdm
 import cs_clip
-from .benchmarks import Benchmark, Choice, crop
+from .benchmarks import Benchmark, crop
 from .data import ImageStore
-from .files import CSClipError, digest, write_json
+from .files import CSClipError, write_json
 
 # %% ../nbs/13_evaluation.ipynb #5e5a5a78
 def _ahead(
@@ -86,7 +86,9 @@ class Embedder:
         return {k[1:]: self._images[k] for k in keys if k in self._images}
 
     @torch.inference_mode()
-    def texts(self, texts:list[str]) -> tuple[torch.Tensor, list[int]]: # embeddings [N, D] of distinct token ids, and each text's row in them
+    def texts(self,
+        texts:list[str],
+    ) -> tuple[torch.Tensor, list[int]]: # embeddings [N, D] of distinct token ids, and each text's row in them
         "Embed texts, in batches of about equal lengths. Raises `CSClipError` for embeddings that are not finite."
         distinct = list(dict.fromkeys(texts))
         tokens = torch.cat([self.model.tokenize(distinct[i:i + 4096]) for i in range(0, len(distinct), 4096)])
@@ -203,7 +205,8 @@ def _examples(choices, margins):
     for c, m in zip(choices, margins):
         taken[c.subset] = taken.get(c.subset, 0) + 1
         if taken[c.subset] <= EXAMPLES:
-            shown.append({'id': c.id, 'subset': c.subset, 'image': c.image, 'box': c.box and list(c.box), 'texts': list(c.texts), 'margin': _round(m)})
+            shown.append({'id': c.id, 'subset': c.subset, 'image': c.image, 'box': c.box and list(c.box), 'texts': list(c.texts),
+                          'margin': _round(m)})
     return shown
 
 # %% ../nbs/13_evaluation.ipynb #7089c916
@@ -227,8 +230,8 @@ def _score_choices(embedder, benchmark, choices, images, seed):
 RECALL_AT = (1, 5, 10)
 
 def _score_retrieval(embedder, benchmark, choices, images, seed):
-    """The result of retrieval: recalls under `metrics`, and recall@1 of both directions as the subsets. A text that several pictures have is a right
-    answer for each of them; a text as the query looks for its own picture alone, as usual."""
+    """The result of retrieval: recalls under `metrics`, recall@1 of both directions as the subsets. A text that several
+    pictures have is a right answer for each of them; a text as the query looks for its own picture alone, as usual."""
     owner = [i for i, c in enumerate(choices) for _ in c.texts]
     texts, rows = embedder.texts([t for c in choices for t in c.texts])
     own = [[] for _ in choices]
@@ -249,23 +252,25 @@ def evaluate(
     missing:str='error', # what to do about a picture that cannot be opened: 'error', or 'skip' its items and count them
     seed:int=0, # of the bootstrap
 ) -> dict: # what results/<run>/<benchmark>.json holds, but for the run's name
-    """Score a model on a benchmark. `avg` is the mean over items, `std` the population standard deviation over the subsets' accuracies (CS-CLIP,
-    section 5.1); `interval`s are 95 % bootstrap intervals over pictures. Raises `CSClipError` for a missing or broken picture, a box without a pixel,
-    an embedding that is not finite, and a subset of which nothing is left."""
+    """Score a model on a benchmark. `avg` is the mean over items, `std` the population standard deviation over the subsets' accuracies
+    (CS-CLIP, section 5.1); `interval`s are 95 % bootstrap intervals over pictures. Raises `CSClipError` for a missing or broken picture, a
+    box without a pixel, an embedding that is not finite, and a subset of which nothing is left."""
     if missing not in ('error', 'skip'): raise CSClipError(f'missing {missing!r}: expected "error" or "skip"')
     embedder = model if isinstance(model, Embedder) else Embedder(model, batch_size)
     images = embedder.images(benchmark.images, [(c.image, c.box) for c in benchmark.choices], missing)
     choices = [c for c in benchmark.choices if (c.image, c.box) in images]
     wanted = {c.subset for c in benchmark.choices} if benchmark.kind == 'retrieval' else set(benchmark.expected)
     if lacking := sorted(wanted - {c.subset for c in choices}) or ([] if choices else ['all']):
-        raise CSClipError(f'{benchmark.name}: no item of {", ".join(lacking)} is left of {len(benchmark.choices)}; are the pictures in {benchmark.images}?')
+        raise CSClipError(f'{benchmark.name}: no item of {", ".join(lacking)} is left of {len(benchmark.choices)}; '
+                          f'are the pictures in {benchmark.images}?')
     score = _score_retrieval if benchmark.kind == 'retrieval' else _score_choices
     result = score(embedder, benchmark, choices, images, seed)
     keys = {(benchmark.images, c.image, c.box) for c in choices}
+    counts = {'boxes_clipped': len(keys & embedder.clipped), 'items_without_picture': len(benchmark.choices) - len(choices)}
     return {'benchmark': benchmark.name, **result, 'provenance': {
-        'code_version': cs_clip.__version__, 'data': benchmark.digest, 'model': embedder.digest, 'preprocessing': embedder.model.preprocess_cfg,
-        'parameters': {'batch_size': embedder.batch_size, 'missing': missing, 'seed': seed, 'bootstrap_samples': SAMPLES},
-        'counts': {'boxes_clipped': len(keys & embedder.clipped), 'items_without_picture': len(benchmark.choices) - len(choices), **benchmark.skipped}}}
+        'code_version': cs_clip.__version__, 'data': benchmark.digest, 'model': embedder.digest,
+        'preprocessing': embedder.model.preprocess_cfg, 'counts': {**counts, **benchmark.skipped},
+        'parameters': {'batch_size': embedder.batch_size, 'missing': missing, 'seed': seed, 'bootstrap_samples': SAMPLES}}}
 
 # %% ../nbs/13_evaluation.ipynb #bc1a5150
 def result_file(

@@ -1,7 +1,8 @@
 "Readers of benchmark files: what they accept, what they refuse by name, what is a fair controlled case."
 import json
 import pytest
-from cs_clip.benchmarks import BENCHMARKS, SUGAR_CREPE, controlled, crop, read_benchmark, retrieval, sugar_crepe, too_close, vg_attribution, vg_relation
+from cs_clip.benchmarks import (
+    BENCHMARKS, SUGAR_CREPE, controlled, crop, read_benchmark, retrieval, sugar_crepe, too_close, vg_attribution, vg_relation)
 from cs_clip.files import CSClipError, write_json
 from PIL import Image
 
@@ -16,7 +17,8 @@ def crepe(folder, **files):
 
 
 def relations(*triples, **changes):
-    return [{**ITEM, 'image_path': image, 'true_caption': f'the {s} is {r} the {o}', 'relation_name': r, **changes} for image, s, r, o in triples]
+    return [{**ITEM, 'image_path': image, 'true_caption': f'the {s} is {r} the {o}', 'relation_name': r, **changes}
+            for image, s, r, o in triples]
 
 
 def attributes(*quadruples):
@@ -32,7 +34,8 @@ def cases(folder, relation_items, attribute_items, seed=0):
 def test_sugar_crepe_with_gaps_in_its_ids(tmp_path):
     b = sugar_crepe(crepe(tmp_path/'s', swap_obj={'0': PAIR, '3': PAIR, '12': PAIR}), tmp_path)
     assert {c.id for c in b.choices if c.subset == 'swap_obj'} == {'swap_obj-0', 'swap_obj-3', 'swap_obj-12'}
-    assert b.choices[0].texts == (PAIR['caption'], PAIR['negative_caption']) and b.expected == SUGAR_CREPE and sum(SUGAR_CREPE.values()) == 7511
+    assert b.choices[0].texts == (PAIR['caption'], PAIR['negative_caption'])
+    assert b.expected == SUGAR_CREPE and sum(SUGAR_CREPE.values()) == 7511
 
 
 def test_expected_counts_beside_the_files(tmp_path):
@@ -61,7 +64,8 @@ def test_sugar_crepe_without_one_of_its_files(tmp_path):
 
 
 @pytest.mark.parametrize('change, message', [
-    ({'bbox_w': 0}, 'item 1: empty box'), ({'bbox_h': -3}, 'item 1: empty box'), ({'bbox_x': 'left'}, '"bbox_x" is "left"; expected a number'),
+    ({'bbox_w': 0}, 'item 1: empty box'), ({'bbox_h': -3}, 'item 1: empty box'),
+    ({'bbox_x': 'left'}, '"bbox_x" is "left"; expected a number'),
     ({'bbox_x': float('nan')}, 'item 1: empty box'), ({'true_caption': None}, 'item 1: "true_caption" is null'),
     ({'relation_name': 3, 'attributes': ['red']}, 'item 1: ')])
 @pytest.mark.parametrize('reader', [vg_relation, vg_attribution])
@@ -81,7 +85,8 @@ def test_boxes_are_clipped():
 
 
 def test_what_is_too_close():
-    for a, b in (('above', 'on top of'), ('riding', 'above'), ('couch', 'sofa'), ('dog', 'dogs'), ('skateboard', 'skateboards'), ('gray', 'grey')):
+    for a, b in (('above', 'on top of'), ('riding', 'above'), ('couch', 'sofa'), ('dog', 'dogs'),
+                 ('skateboard', 'skateboards'), ('gray', 'grey')):
         assert too_close(a, b) and too_close(b, a)
     for a, b in (('above', 'below'), ('to the left of', 'to the right of'), ('red', 'blue'), ('cat', 'cap'), ('holding', 'riding')):
         assert not too_close(a, b) and not too_close(b, a)
@@ -115,7 +120,8 @@ def test_controlled_cases_left_out_are_counted(tmp_path):
     r += relations(('1.png', 'a', 'on', 'b'), true_caption='a on b')
     b = cases(tmp_path, r, attributes(('red', 'cat', 'blue', 'dog'), ('green', 'cat', 'blue', 'dog')))
     assert b.skipped == {'another template': 1, 'no replacement': 2}  # "below" is the only relation
-    assert {c.subset for c in b.choices} == {'object', 'attribute'} and b.expected == {'object': 23937, 'attribute': 28748, 'relation': 13595}
+    assert {c.subset for c in b.choices} == {'object', 'attribute'}
+    assert b.expected == {'object': 23937, 'attribute': 28748, 'relation': 13595}
 
 
 def test_retrieval_keeps_every_caption(tmp_path):
@@ -123,13 +129,15 @@ def test_retrieval_keeps_every_caption(tmp_path):
     image = {'filepath': 'val', 'filename': '1.png', 'split': 'test', 'sentences': sentences}
     write_json(tmp_path/'k.json', {'images': [image, {**image, 'filename': '2.png', 'split': 'val', 'sentences': []}]})
     b = retrieval(tmp_path/'k.json', 'test', tmp_path)
-    assert [c.texts for c in b.choices] == [('a cat', 'a red cat')] and b.expected == {'i2t': 1, 't2i': 2} and b.skipped == {'empty caption': 1}
+    assert [c.texts for c in b.choices] == [('a cat', 'a red cat')] and b.expected == {'i2t': 1, 't2i': 2}
+    assert b.skipped == {'empty caption': 1}
 
 
 def test_by_name(tmp_path):
     write_json(tmp_path/'r.json', [ITEM])
     assert read_benchmark('vg_relation', vg_relation=tmp_path/'r.json', vg_images=tmp_path, split='test').name == 'vg_relation'
-    with pytest.raises(CSClipError, match=f'winoground: unknown benchmark; expected one of {", ".join(BENCHMARKS)}'): read_benchmark('winoground')
+    message = f'winoground: unknown benchmark; expected one of {", ".join(BENCHMARKS)}'
+    with pytest.raises(CSClipError, match=message): read_benchmark('winoground')
     with pytest.raises(CSClipError, match='controlled: needs vg_attribution, vg_images'): read_benchmark('controlled', vg_relation='r.json')
 
 
