@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['INPUTS', 'one_line_errors', 'compose', 'write_params', 'clip_is_here', 'text_model_is_here', 'inputs', 'machine',
-           'cs_clip_preflight', 'caption_rows', 'cs_clip_negatives', 'settings', 'cs_clip_train']
+           'cs_clip_preflight', 'caption_rows', 'cs_clip_negatives', 'settings', 'cs_clip_train', 'cs_clip_evaluate']
 
 # %% ../nbs/18_cli.ipynb #710f93ea
 import functools, os, shutil, sys, tempfile
@@ -20,9 +20,12 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 from open_clip.pretrained import get_pretrained_cfg
 
+from .benchmarks import read_benchmark
 from .data import read_karpathy
+from .evaluation import evaluate, result_file
 from .files import CSClipError, project_root, write_text
 from .generation import KINDS, MLMPropose, NLIRank, generate_file
+from .models import load
 from .parsing import parse_file
 from .stage import parse_setting
 from .training import train_run
@@ -84,17 +87,21 @@ def text_model_is_here(
 
 # %% ../nbs/18_cli.ipynb #9648782c
 INPUTS = [
-    ('parse', 'karpathy', 'file'), ('generate', 'mlm', 'text model'), ('generate', 'nli', 'text model'), ('train', 'images', 'file'),
-    ('train', 'model', 'dual encoder'),
+    ('parse', 'karpathy', 'file'), ('generate', 'mlm', 'text model'), ('generate', 'nli', 'text model'), ('train', 'model', 'dual encoder'),
+    ('train', 'images', 'file'), ('evaluate', 'sugar_crepe', 'file'), ('evaluate', 'images', 'file'), ('evaluate', 'vg_relation', 'file'),
+    ('evaluate', 'vg_attribution', 'file'), ('evaluate', 'vg_images', 'file'), ('evaluate', 'karpathy', 'file'), ('evaluate', 'images_root', 'file'),
 ]
 _IS_HERE = {'file': lambda path: (project_root()/path).exists(), 'text model': text_model_is_here, 'dual encoder': clip_is_here}
 
 def inputs(
     sections:dict, # of `params.yaml`
-) -> Iterator[tuple[str, str, bool]]: # what it is, its name, whether it is here
+) -> Iterator[tuple[str, str, bool]]: # the parameter that names it, its name, whether it is here
     "Files and models that the stages take from outside, each once, in the order of the stages."
-    named = {(kind, sections[stage][parameter]): stage for stage, parameter, kind in reversed(INPUTS) if sections[stage][parameter]}
-    for (kind, name), stage in reversed(named.items()): yield f'{kind} of {stage}', name, _IS_HERE[kind](name)
+    seen = set()
+    for stage, parameter, kind in INPUTS:
+        name = sections[stage][parameter]
+        if (kind, name) not in seen: yield f'{stage}.{parameter}', name, _IS_HERE[kind](name)
+        seen.add((kind, name))
 
 # %% ../nbs/18_cli.ipynb #44eeb89a
 def machine(
@@ -111,11 +118,11 @@ def machine(
 @call_parse
 @one_line_errors
 def cs_clip_preflight(
-    profile:str='icon_world', # a file's name in conf/profile
+    profile:str, # a file's name in conf/profile
 ) -> int: # 1 when something is missing
     "List what a profile needs and whether it is here; start nothing."
     sections = yaml.safe_load(compose(profile))
-    rows = [*inputs(sections), *machine(sections['pipeline']['needs'])]
+    rows = [*inputs(sections), *machine(sections['needs'])]
     columns = [max(len(row[i]) for row in rows) for i in (0, 1)]
     for what, name, here in rows: print(f'{what:{columns[0]}}  {name:{columns[1]}}  {"ok" if here else "MISSING"}')
     missing = sum(not here for *_, here in rows)
@@ -176,4 +183,26 @@ def cs_clip_train(
     "Fine-tune a dual encoder. A run that was killed goes on when started again."
     log = train_run(method, model, supervision, images, out, seed, **settings(set))
     print(f'{out}: {len(log)} steps, loss {log[0]["loss"]:.3f} -> {log[-1]["loss"]:.3f}')
+    return 0
+
+# %% ../nbs/18_cli.ipynb #abcfb1ed
+@call_parse
+@one_line_errors
+def cs_clip_evaluate(
+    model:str, # local-dir:FOLDER, ARCHITECTURE/PRETRAINED or hf-hub:ORG/NAME
+    benchmark:str, # sugar_crepe, vg_relation, vg_attribution, controlled or retrieval
+    out:str, # folder of results: the score goes to OUT/RUN/BENCHMARK.json
+    paths:Param('where it lies, such as sugar_crepe=FOLDER images=val2017.zip; what is missing is said', str, nargs='*')=None,
+    run:str='clip', # what the model is called there: METHOD-SEED, or the method alone
+    world:str='COCO', # whose pictures and texts
+    device:str='cpu', # such as cuda
+    batch_size:int=256, # pictures or texts embedded at once
+    missing:str='error', # skip: leave out items whose picture is missing, and count them
+) -> int:
+    "Score a dual encoder on a benchmark."
+    items = read_benchmark(benchmark, **settings(paths))
+    result = evaluate(load(model, device), items, batch_size, missing)
+    path = result_file(out, result, run, world)
+    for name, s in result['subsets'].items(): print(f'{name:14s} {s["accuracy"]:.3f}  {s["n"]} of {s["expected"]}')
+    print(f'{"average":14s} {result["avg"]:.3f}  {path}')
     return 0

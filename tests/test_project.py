@@ -95,7 +95,7 @@ def test_params_are_the_composed_default_profile():
 @pytest.mark.parametrize('profile', sorted(p.stem for p in (ROOT/'conf/profile').glob('*.yaml')))
 def test_a_profile_gives_each_stage_what_its_notebook_takes(profile):
     sections = yaml.safe_load(compose(profile))
-    assert set(sections) == {*STAGES, 'pipeline'}
+    assert set(sections) == {*STAGES, 'needs'}
     for name, stage in PIPELINE.items():
         section = re.search(r'cs_clip\.stage (\w+)', stage['cmd'])[1]
         given = {*sections[section], *set_by_command(stage['cmd'])}
@@ -110,6 +110,13 @@ def test_a_stage_depends_on_its_notebook_and_every_module_it_uses(name):
     assert f'nbs/pipeline/{notebook}.ipynb' in stage['deps'] and stage['params'] == [notebook]
     used = set().union(*(rooms_used(''.join(c['source'])) for c in code_cells(ROOT/f'nbs/pipeline/{notebook}.ipynb')))
     assert {d for d in stage['deps'] if d.startswith('cs_clip/')} == {f'cs_clip/{room}.py' for room in rooms_below(used)}
+
+
+def test_figures_and_tables_wait_for_every_run():
+    matrix = PIPELINE['evaluate']['matrix']
+    assert matrix == PIPELINE['train']['matrix']
+    runs = {'clip', *(f'{method}-{seed}' for method in matrix['method'] for seed in matrix['seed'])}
+    for name in ('figures', 'tables'): assert {d.split('/')[-1] for d in PIPELINE[name]['deps'] if '.results}' in d} == runs
 
 
 @pytest.mark.parametrize('path', sorted((ROOT/'cs_clip').glob('[!_]*.py')), ids=lambda p: p.stem)
