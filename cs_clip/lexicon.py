@@ -42,7 +42,7 @@ def lemma(word:str, category:str) -> str:
     found = getAllLemmas(word.lower()).get(tag, ()) if tag else ()
     if found: return found[0]
     w = word.lower()
-    return w[:-1] if tag == 'NOUN' and w.endswith('s') and not getAllLemmas(w) else w  # "tvs", which the dictionary lacks
+    return w[:-1] if tag == 'NOUN' and len(w) > 2 and w.endswith('s') and not getAllLemmas(w) else w  # "tvs", which the dictionary lacks
 
 # %% ../nbs/03_lexicon.ipynb #69742b4a
 _TAGS = {'noun': ('NN', 'NNS'), 'verb': ('VB', 'VBD', 'VBG', 'VBN', 'VBZ'), 'adjective': ('JJ', 'JJR', 'JJS')}
@@ -51,6 +51,7 @@ _TAGS = {'noun': ('NN', 'NNS'), 'verb': ('VB', 'VBD', 'VBG', 'VBN', 'VBZ'), 'adj
 def forms(word:str, category:str) -> frozenset: # Penn tags
     "Which forms of its lemma the word is, as a noun ('NN', 'NNS'), verb ('VBG', …) or adjective ('JJ', …). Empty for other categories."
     w = word.lower()
+    if not w: return frozenset()
     return frozenset(t for t in _TAGS.get(category, ()) if w in getInflection(lemma(w, category), t))
 
 def agrees(
