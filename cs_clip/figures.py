@@ -230,14 +230,14 @@ def _notes(fig, notes):
 def figure1(
     results:pd.DataFrame, # of `load_results`
     world:str, # as it is called on the figure's face
-) -> Figure: # 6.9 x 2.75 inches
+) -> Figure: # 6.9 x 2.85 inches
     """SugarCrepe average against the standard deviation of its seven subset accuracies (CS-CLIP on scene graphs, Figure 1): ours on the
     left, the published one on the right. Raises `CSClipError` when nothing was measured on SugarCrepe."""
     part = results[results.benchmark == 'sugar_crepe']
     if part.empty: raise CSClipError('figure 1: no results on sugar_crepe; run the evaluate stage for it')
     notes = incomplete(part)
     with _style():
-        fig = _figure(6.9, 2.75 + .15*len(notes))
+        fig = _figure(6.9, 2.85 + .15*len(notes))
         left, right = (_axes(fig, x, .3, 2.72, 1.98) for x in (.68, 4.08))
         _measured_panel(left, part)
         _published_panel(right)
@@ -245,7 +245,7 @@ def figure1(
         right.set_title('COCO · published', loc='left', weight='bold', color=GREY)
         left.set_ylabel('Std. over the seven types (pp)\n← lower is better')
         for ax in (left, right):
-            ax.set_xlabel('SugarCrepe average (%), higher is better →')
+            ax.set_xlabel('SugarCrepe average (%), higher is better →' + '\nlarge: mean, small: each seed'*(ax is left))
             ax.grid(color='#ececec', lw=.5)
             ax.set_axisbelow(True)
         _notes(fig, notes)
@@ -272,7 +272,7 @@ class Pair(NamedTuple):
     "An example with each method's margin (similarity of the positive minus that of the negative), averaged over seeds."
     subset: str
     image: str
-    box: list|None # x0, y0, x1, y1 in pixels; `None`: the whole picture
+    box: list|None # x, y, width, height in pixels; `None`: the whole picture
     positive: str
     negative: str
     margins: dict[str, float]
@@ -364,7 +364,9 @@ def _draw_pair(fig, pair, store, methods, left, top, width):
     ax.axis('off')
     ax.text(0, .1, pair.subset.capitalize(), weight='bold', fontsize=8, va='baseline')
     picture = store.open(pair.image)
-    if pair.box: picture = picture.crop([round(v) for v in pair.box])
+    if pair.box:
+        x, y, w, h = pair.box
+        picture = picture.crop((max(x, 0), max(y, 0), min(x + w, picture.width), min(y + h, picture.height)))
     shown = _axes(fig, left, top + .2, 1, .85, anchor='NW', xticks=[], yticks=[])
     shown.imshow(picture, interpolation='lanczos')
     shown.spines[:].set(visible=True, color='#c8c8c8')
@@ -382,7 +384,8 @@ def _rule_said(pairs):
     "Which rule chose the pairs."
     telling, others = ([p.subset for p in pairs if p.telling == t] for t in (True, False))
     said = [f'the first pair that CLIP gets wrong and CS-CLIP (sg) right ({", ".join(telling)})'] if telling else []
-    said += [f'the first pair, as there is no such one ({", ".join(others)})'] if others else []
+    said += [f'the first pair, none being of that kind ({", ".join(others)})'] if telling and others else []
+    said = said or ['the first pair of each element, CLIP being wrong and CS-CLIP (sg) right on none']
     return f'Shown: {"; ".join(said)}.\n✓ the true caption scores higher (margin averaged over seeds), ✗ it does not.'
 
 # %% ../nbs/15_figures.ipynb #e85c078a

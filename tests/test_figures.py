@@ -1,0 +1,207 @@
+"""Figures and tables: the same bytes for the same results, and nothing that is missing goes unsaid."""
+import hashlib
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cs_clip.data import ImageStore
+from cs_clip.figures import choose_pairs, edited_words, figure1, figure2, load_examples, load_results, save_figure
+from cs_clip.files import CSClipError, read_json, write_json
+from cs_clip.published import published
+from cs_clip.tables import TABLES, table_csv, table_text, write_tables
+
+KINDS = ['replace_rel', 'replace_obj', 'replace_att', 'swap_obj', 'swap_att', 'add_obj', 'add_att']
+RUNS = {'clip': .6, **{f'{m}-{s}': b + s/100 for m, b in (('clip_ft', .65), ('negclip', .7), ('sg', .8)) for s in range(3)}}
+
+
+def write_run(folder, run, base):
+    "Every benchmark's file of one run."
+    method, seed = run.split('-')[0], int(run[-1]) if '-' in run else None
+
+    def write(benchmark, subsets, **more):
+        subsets = {k: {'n': 10, 'expected': 10, **v} for k, v in subsets.items()}
+        write_json(folder/run/f'{benchmark}.json', {'benchmark': benchmark, 'run': run, 'method': method, 'seed': seed, 'world': 'IconWorld',
+                   'subsets': subsets, 'avg': base, 'std': .1 - base/20, 'metrics': {}, 'provenance': {}, **more})
+
+    write('sugar_crepe', {k: {'accuracy': base + i/50} for i, k in enumerate(KINDS)})
+    for name in ('vg_relation', 'vg_attribution'):
+        write(name, {name: {'accuracy': base}}, metrics={'micro': base, 'macro': base - .05, 'min_group': 25, 'groups': {'on': {'n': 1}}})
+    ways = ('i2t', 't2i')
+    write('retrieval', {w: {'accuracy': base} for w in ways}, metrics={f'{w}_r{k}': base/2 + k/50 for w in ways for k in (1, 5)})
+    example = {'image': 'a.png', 'box': [2, 2, 40, 30], 'texts': ['the cup is on the table', 'the cup is under the table']}
+    write('controlled', {e: {'accuracy': base, 'cohens_d': base - .4} for e in ('object', 'attribute', 'relation')},
+          examples=[{**example, 'id': str(i), 'subset': e, 'margin': base - .7 + i/20} for e in ('object', 'relation') for i in range(3)])
+
+
+@pytest.fixture
+def results(tmp_path):
+    for run, base in RUNS.items(): write_run(tmp_path/'results', run, base)
+    return tmp_path/'results'
+
+
+@pytest.fixture
+def store(tmp_path):
+    (tmp_path/'images').mkdir()
+    Image.fromarray(np.arange(48*64*3, dtype='uint8').reshape(48, 64, 3)).save(tmp_path/'images/a.png')
+    return ImageStore(tmp_path/'images')
+
+
+def change(path, **values): write_json(path, {**read_json(path), **values})
+
+
+def lacking(path, subset): # two items of a subset were not found
+    result = read_json(path)
+    result['subsets'][subset]['n'] -= 2
+    write_json(path, result)
+
+
+WRITE = '''
+import sys
+from cs_clip.data import ImageStore
+from cs_clip.figures import *
+from cs_clip.tables import write_tables
+results, images, out = sys.argv[1:]
+frame = load_results(results, 'IconWorld')
+save_figure(figure1(frame, 'IconWorld'), out, 'figure1')
+save_figure(figure2(frame, load_examples(results, 'IconWorld'), ImageStore(images), 'IconWorld'), out, 'figure2')
+write_tables(results, out, 'IconWorld')
+'''
+
+
+def test_same_bytes_in_any_process_and_at_any_time(results, store, tmp_path):
+    (tmp_path/'rc').mkdir()
+    (tmp_path/'rc/matplotlibrc').write_text('font.size: 30\naxes.facecolor: red\nsavefig.bbox: tight\n')  # a user's own taste
+    environments = [{'SOURCE_DATE_EPOCH': '1'},
+                    {'SOURCE_DATE_EPOCH': '2000000000', 'PYTHONHASHSEED': '7', 'MATPLOTLIBRC': str(tmp_path/'rc')}]
+    seen = []
+    for i, env in enumerate(environments):
+        out = tmp_path/f'out{i}'
+        subprocess.run([sys.executable, '-c', WRITE, results, store.root, out], check=True, env={**os.environ, **env})
+        seen.append({p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(out.iterdir())})
+    assert seen[0] == seen[1]
+    assert set(seen[0]) == {f'figure{i}.{k}' for i in (1, 2) for k in ('png', 'pdf')} | {f'{t}.{k}' for t in TABLES for k in ('csv', 'md')}
+
+
+def test_results_are_tidy_and_variants_stay_apart(results):
+    write_run(results, 'sg-random-0', .9)
+    frame = load_results(results, 'IconWorld')
+    assert list(frame) == ['method', 'seed', 'run', 'benchmark', 'world', 'subset', 'metric', 'value', 'n', 'expected']
+    own = frame[(frame.benchmark == 'sugar_crepe') & (frame.metric == 'avg')].groupby('method')['value'].mean()
+    assert own['sg'] == pytest.approx(.81) and own['sg-random'] == .9
+    assert not frame.duplicated(['run', 'benchmark', 'subset', 'metric']).any()
+
+
+@pytest.mark.parametrize('values, said', [({'world': 'COCO'}, 'measured on "COCO"'), ({'subsets': {'a': {'n': 1}}}, 'no key "expected"'),
+                                          ({'subsets': []}, '"subsets" is'), ({'run': None}, '"run" is None')])
+def test_broken_results_are_named(results, values, said):
+    change(results/'sg-1/sugar_crepe.json', **values)
+    with pytest.raises(CSClipError, match='sg-1/sugar_crepe.json') as error: load_results(results, 'IconWorld')
+    assert said in str(error.value)
+
+
+def test_truncated_and_no_results(results, tmp_path):
+    (results/'sg-1/sugar_crepe.json').write_text('{"run": ')
+    with pytest.raises(CSClipError, match='broken JSON'): write_tables(results, tmp_path/'tables', 'IconWorld')
+    with pytest.raises(CSClipError, match='run the evaluate stage first'): load_results(tmp_path/'none', 'IconWorld')
+    assert not (tmp_path/'tables').exists()
+
+
+def test_numbers_of_the_tables(results):
+    frame = table_csv(TABLES['table1'], load_results(results, 'IconWorld'), 'IconWorld').set_index(['source', 'method'])
+    sg = frame.loc['measured', 'sg']
+    assert (sg['world'], sg['seeds'], sg['incomplete']) == ('IconWorld', 3, '')
+    assert (sg['avg'], sg['avg_sd'], sg['replace_obj']) == (81, 1, 83)
+    paper = published('sg_table1_sugarcrepe').set_index('method')
+    for method in ('CLIP', 'CS-CLIP', 'TripletCLIP'):
+        assert list(frame.loc['published', method][KINDS]) == list(paper.loc[method][KINDS])
+
+
+def test_every_table_says_world_and_seeds_and_labels_what_is_published(results):
+    frame = load_results(results, 'IconWorld')
+    for table in TABLES.values():
+        text = table_text(table, frame, 'IconWorld')
+        assert 'measured: IconWorld, 3 seeds' in text and f'published: {table.source}' in text and '†' not in text
+        assert all(len(block.splitlines()) > 2 and len({line.count('|') for line in block.splitlines()}) == 1
+                   for block in text.split('\n\n') if block.startswith('|'))  # every row has as many cells as its head
+
+
+def test_what_is_missing_is_said(results):
+    lacking(results/'sg-1/sugar_crepe.json', 'swap_obj')
+    (results/'clip_ft-2/sugar_crepe.json').unlink()
+    for seed in range(3): (results/f'negclip-{seed}/sugar_crepe.json').unlink()
+    frame = load_results(results, 'IconWorld')
+    text = table_text(TABLES['table1'], frame, 'IconWorld')
+    row = next(line for line in text.splitlines() if line.startswith('| CS-CLIP (sg)')).split(' | ')
+    assert [i for i, cell in enumerate(row) if '†' in cell] == [4, 8, 9]  # Swap Obj., and what is made of it
+    assert '| NegCLIP | – |' in text and 'not measured for NegCLIP' in text
+    assert 'CLIP-FT has 2 of 3 seeds' in text and 'swap_obj: CS-CLIP (sg) on 8 of 10 items' in text
+    csv = table_csv(TABLES['table1'], frame, 'IconWorld').set_index(['source', 'method'])
+    assert csv.loc[('measured', 'sg'), 'incomplete'] == 'swap_obj avg std'
+    said = ' '.join(t.get_text() for t in figure1(frame, 'IconWorld').texts)
+    assert 'not measured for NegCLIP' in said and '8 of 10' in said
+
+
+def test_only_the_base_model(results, store):
+    for run in RUNS:
+        if run != 'clip': [p.unlink() for p in (results/run).iterdir()]
+    frame = load_results(results, 'IconWorld')
+    figure1(frame, 'IconWorld'), figure2(frame, load_examples(results, 'IconWorld'), store, 'IconWorld')
+    assert '| CLIP | 60.0 |' in table_text(TABLES['table1'], frame, 'IconWorld')
+
+
+def test_a_benchmark_without_results(results, store):
+    frame = load_results(results, 'IconWorld')
+    with pytest.raises(CSClipError, match='no results on sugar_crepe'): figure1(frame[frame.benchmark != 'sugar_crepe'], 'IconWorld')
+    with pytest.raises(CSClipError, match='no results on controlled'):
+        figure2(frame[frame.benchmark != 'controlled'], load_examples(results, 'IconWorld'), store, 'IconWorld')
+    assert 'retrieval: not measured at all' in table_text(TABLES['table2'], frame[frame.benchmark != 'retrieval'], 'IconWorld')
+
+
+def test_pairs_are_chosen_by_the_rule(results):
+    pairs = choose_pairs(load_examples(results, 'IconWorld'))
+    assert [(p.subset, p.telling) for p in pairs] == [('object', True), ('relation', True)]  # no run stored one of "attribute"
+    assert pairs[0].margins['clip'] <= 0 < pairs[0].margins['sg']
+    result = read_json(results/'sg-2/controlled.json')
+    change(results/'sg-2/controlled.json', examples=[e for e in result['examples'] if e['id'] == '2'])
+    assert choose_pairs(load_examples(results, 'IconWorld'))[0].margins['clip'] == pytest.approx(0)  # the one that all runs have
+
+
+def test_edited_words():
+    positive, negative = edited_words('the cup is on the table', 'the cup is far from the table')
+    assert [w for w, e in positive if e] == ['on'] and [w for w, e in negative if e] == ['far', 'from']
+    assert not any(e for w, e in edited_words('a b', 'a b')[0])
+
+
+def boxes(texts): return [t.get_window_extent().extents for t in texts]
+
+
+def test_labels_lie_apart_and_inside(results):
+    fig = figure1(load_results(results, 'IconWorld'), 'IconWorld')
+    for ax in fig.axes:
+        found = boxes(ax.texts)
+        assert len(found) >= 4
+        for i, a in enumerate(found):
+            assert ax.bbox.x0 <= a[0] and a[2] <= ax.bbox.x1
+            for b in found[:i]: assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+
+
+def test_text_is_readable_and_on_the_page(results, store):
+    frame = load_results(results, 'IconWorld')
+    for fig in (figure1(frame, 'IconWorld'), figure2(frame, load_examples(results, 'IconWorld'), store, 'IconWorld')):
+        page = fig.bbox.extents
+        for text in fig.findobj(lambda a: hasattr(a, 'get_fontsize') and a.get_visible() and a.get_text()):
+            assert text.get_fontsize() >= 7
+        for ax in fig.axes:
+            for x0, y0, x1, y1 in boxes(ax.texts): assert page[0] <= x0 and x1 <= page[2] and page[1] <= y0 and y1 <= page[3]
+
+
+def test_a_figure_is_written_whole_or_not_at_all(results, tmp_path):
+    fig = figure1(load_results(results, 'IconWorld'), 'IconWorld')
+    (tmp_path/'file').write_text('')
+    with pytest.raises(CSClipError, match='cannot be written'): save_figure(fig, tmp_path/'file', 'figure1')
+    assert [p.suffix for p in save_figure(fig, tmp_path/'figures', 'figure1')] == ['.png', '.pdf']
+    assert len(list((tmp_path/'figures').iterdir())) == 2
