@@ -1,0 +1,115 @@
+"""All six stages, through their own notebooks, on a slice of the embedded world: what they write, and that a second run writes the same bytes."""
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cs_clip.files import write_json
+from cs_clip.stage import StageFailed, run_stage
+
+ROOT = Path(__file__).resolve().parents[1]
+WORLD = ROOT/'data/icon_world'
+METHODS = ['clip_ft', 'sg']
+RUNS = ['clip', *(f'{method}-0' for method in METHODS)]
+BENCHMARKS = ['sugar_crepe', 'vg_relation', 'vg_attribution', 'controlled', 'retrieval']
+
+
+def write_slice(out):
+    "A small Karpathy file and small benchmark files over the world's own pictures."
+    images = json.loads((WORLD/'dataset_coco.json').read_text())['images']
+    few = [i for split, n in (('train', 48), ('test', 24)) for i in [x for x in images if x['split'] == split][:n]]
+    write_json(out/'dataset_coco.json', {'images': few, 'dataset': 'coco'})
+    for path in sorted((WORLD/'sugar_crepe').glob('*.json')):
+        write_json(out/'sugar_crepe'/path.name, dict(list(json.loads(path.read_text()).items())[:6]))
+    for name in ('visual_genome_relation', 'visual_genome_attribution'):
+        write_json(out/f'{name}.json', json.loads((WORLD/f'{name}.json').read_text())[::40])
+
+
+def run_pipeline(data, out):
+    "Every stage with the default sections, but for the slice, the folder and the size of training."
+    sections = yaml.safe_load((ROOT/'params.yaml').read_text())
+    folders = {name: str(out/name) for name in ('parse', 'generate', 'train', 'results', 'figures')}
+    overrides = {
+        'parse': {'karpathy': str(data/'dataset_coco.json'), 'out': folders['parse'], 'shard_size': 20},
+        'generate': {'graphs': folders['parse'], 'out': folders['generate']},
+        'train': {'supervision': folders['generate'], 'out': folders['train'], 'steps': 4, 'batch_size': 8, 'warmup': 1, 'checkpoint_every': 3,
+                  'methods': {}},
+        'evaluate': {'trained': folders['train'], 'out': folders['results'], 'sugar_crepe': str(data/'sugar_crepe'),
+                     'vg_relation': str(data/'visual_genome_relation.json'), 'vg_attribution': str(data/'visual_genome_attribution.json'),
+                     'karpathy': str(data/'dataset_coco.json')},
+        'figures': {'results': folders['results'], 'out': folders['figures']},
+        'tables': {'results': folders['results'], 'out': f'{folders["results"]}/tables'},
+    }
+    given = {'train': [{'method': m, 'seed': 0} for m in METHODS], 'evaluate': [{'run': r} for r in RUNS]}
+    for stage, changed in overrides.items():
+        for more in given.get(stage, [{}]):
+            kept = out/'notebooks'/f'{stage}-{"-".join(map(str, more.values()))}.ipynb'
+            run_stage(stage, more, {**sections[stage], **changed}, ROOT, kept)
+    return out
+
+
+@pytest.fixture(scope='module')
+def runs(tmp_path_factory):
+    "Two whole runs in two folders."
+    if not WORLD.exists() or not (ROOT/'data/models/clip').exists():
+        pytest.fail(f'{ROOT/"data"}: the embedded world is not here; fetch it with `make data`', pytrace=False)
+    folder = tmp_path_factory.mktemp('pipeline')
+    write_slice(folder/'data')
+    return [run_pipeline(folder/'data', folder/name) for name in ('first', 'second')]
+
+
+def files(folder): return {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob('*')) if p.is_file()}
+
+
+def test_every_stage_leaves_whole_files_only(runs):
+    found = files(runs[0])
+    expected = {'parse/part-00000.parquet', 'parse/part-00002.parquet', 'generate/part-00000.parquet', 'generate/coverage.json',
+                'results/tables/table1.csv', 'results/tables/table1.md', 'results/tables/table2.csv', 'results/tables/table2.md',
+                'figures/figure1.png', 'figures/figure1.pdf', 'figures/figure2.png', 'figures/figure2.pdf',
+                *(f'train/{m}-0/{f}' for m in METHODS for f in ('open_clip_config.json', 'open_clip_model.safetensors', 'log.jsonl', 'training.json')),
+                *(f'results/{r}/{b}.json' for r in RUNS for b in BENCHMARKS)}
+    assert expected <= set(found)
+    assert not [name for name in found if name.endswith('.part') or 'checkpoint' in name]
+    assert all(p.stat().st_size for p in found.values())
+
+
+def test_training_took_its_steps(runs):
+    for method in METHODS:
+        log = [json.loads(line) for line in (runs[0]/f'train/{method}-0/log.jsonl').read_text().splitlines()]
+        assert [row['step'] for row in log] == [0, 1, 2, 3]
+    one, other = ((runs[0]/f'train/{m}-0/open_clip_model.safetensors').read_bytes() for m in METHODS)
+    assert one != other
+
+
+@pytest.mark.parametrize('run', RUNS)
+@pytest.mark.parametrize('benchmark', BENCHMARKS)
+def test_results_say_what_they_are(runs, run, benchmark):
+    result = json.loads((runs[0]/f'results/{run}/{benchmark}.json').read_text())
+    method, _, seed = run.partition('-')
+    assert (result['benchmark'], result['run'], result['method'], result['seed']) == (benchmark, run, method, int(seed) if seed else None)
+    assert result['world'] == 'IconWorld' and result['provenance']
+    assert 0 <= result['avg'] <= 1 and 0 <= result['std'] <= .5
+    for subset in result['subsets'].values():
+        assert 0 <= subset['accuracy'] <= 1 and subset['n'] > 0 and subset['expected'] > 0
+        assert ('cohens_d' in subset) == (benchmark == 'controlled')
+    if benchmark == 'sugar_crepe': assert len(result['subsets']) == 7 and all(s['n'] == 6 for s in result['subsets'].values())
+    if benchmark == 'controlled': assert set(result['subsets']) == {'object', 'attribute', 'relation'}
+    if benchmark == 'retrieval': assert {'i2t_r1', 'i2t_r5', 't2i_r1', 't2i_r5'} <= set(result['metrics'])
+
+
+def test_results_hold_no_paths(runs):
+    for name, path in files(runs[0]/'results').items(): assert str(runs[0].parent) not in path.read_text() and str(ROOT) not in path.read_text(), name
+
+
+def test_a_second_run_writes_the_same_bytes(runs):
+    first, second = (files(run) for run in runs)
+    assert set(first) == set(second)
+    changed = [name for name in first if not name.startswith('notebooks/') and first[name].read_bytes() != second[name].read_bytes()]
+    assert not changed
+
+
+def test_a_stage_says_which_file_is_missing(runs, tmp_path):
+    section = {**yaml.safe_load((ROOT/'params.yaml').read_text())['parse'], 'karpathy': str(tmp_path/'nowhere.json'), 'out': str(tmp_path/'parse')}
+    with pytest.raises(StageFailed, match='nowhere.json: not found'): run_stage('parse', section=section, root=ROOT, kept=tmp_path/'kept.ipynb')
+    assert not (tmp_path/'parse').exists() and (tmp_path/'kept.ipynb').exists()
