@@ -183,7 +183,7 @@ def label_points(
     for text, box, (px, py) in zip(texts, boxes, points):
         text.set_position(ax.transData.inverted().transform(box[:2]))
         near = min(max(px, box[0]), box[2]), min(max(py, box[1]), box[3])
-        if np.hypot(near[0] - px, near[1] - py) > 20:
+        if np.hypot(near[0] - px, near[1] - py) > 24:
             ax.plot(*zip((px, py), near), transform=None, color=text.get_color(), lw=.5, zorder=1)
 
 # %% ../nbs/15_figures.ipynb #391f3a66
