@@ -24,8 +24,8 @@ def write_run(folder, run, base):
 
     def write(benchmark, subsets, **more):
         subsets = {k: {'n': 10, 'expected': 10, **v} for k, v in subsets.items()}
-        head = {'benchmark': benchmark, 'run': run, 'method': method, 'seed': seed, 'world': 'IconWorld'}
-        write_json(folder/run/f'{benchmark}.json', {**head, 'subsets': subsets, 'avg': base, 'std': .1 - base/20, 'metrics': {}, 'provenance': {}, **more})
+        head = {'benchmark': benchmark, 'run': run, 'method': method, 'seed': seed, 'world': 'IconWorld', 'metrics': {}, 'provenance': {}}
+        write_json(folder/run/f'{benchmark}.json', {**head, 'subsets': subsets, 'avg': base, 'std': .1 - base/20, **more})
 
     write('sugar_crepe', {k: {'accuracy': base + i/50} for i, k in enumerate(KINDS)})
     for name in ('vg_relation', 'vg_attribution'):
