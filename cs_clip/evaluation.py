@@ -11,7 +11,7 @@ import functools, itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 import numpy as np, torch
-from tqdm.auto import tqdm
+from tqdm import tqdm
 import cs_clip
 from .benchmarks import Benchmark, crop
 from .data import ImageStore
