@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['NOUNS', 'NOUN', 'COLOURS', 'SIZES', 'UNSAID', 'ADJECTIVES', 'NUMBERS', 'RELATIONS', 'PASSIVE', 'CONVERSE',
            'BACKGROUNDS', 'TEXTURES', 'LAYOUTS', 'SPLITS', 'KINDS', 'LABELS', 'IMPLIED', 'OPEN', 'Noun', 'plural',
-           'Thing', 'Scene', 'union', 'relates', 'Mention', 'Statement', 'holds', 'compose', 'scene_at', 'draw',
-           'Style', 'article', 'say', 'pairs', 'describe', 'foil', 'balanced', 'blind_accuracy', 'sugar_crepe_items',
-           'scene_at_cached', 'aro_items', 'aro_text', 'captions_at', 'picture_name', 'picture_bytes', 'write_world',
-           'infer', 'inference_pairs']
+           'Thing', 'Scene', 'union', 'square_around', 'relates', 'Mention', 'Statement', 'holds', 'compose',
+           'scene_at', 'draw', 'Style', 'article', 'say', 'pairs', 'describe', 'foil', 'balanced', 'blind_accuracy',
+           'sugar_crepe_items', 'scene_at_cached', 'aro_items', 'aro_text', 'captions_at', 'picture_name',
+           'picture_bytes', 'write_world', 'infer', 'inference_pairs']
 
 # %% ../nbs/01_icon_world.ipynb #cae7729d
 import io, json, zipfile
@@ -98,6 +98,12 @@ def union(boxes) -> tuple:
     "The smallest box around `boxes`."
     x0, y0, x1, y1 = zip(*boxes)
     return min(x0), min(y0), max(x1), max(y1)
+
+def square_around(box:tuple, pixels:int, margin:int=4) -> tuple: # x, y, side
+    "The square around a box, kept inside the picture: CLIP's preprocessing crops a long box to its centre, which would cut both things out."
+    side = min(pixels, max(box[2]-box[0], box[3]-box[1]) + 2*margin)
+    x, y = (min(max(0, (lo + hi - side)//2), pixels - side) for lo, hi in ((box[0], box[2]), (box[1], box[3])))
+    return x, y, side
 
 def relates(
     a:tuple, b:tuple, # boxes of the subject and of the object
@@ -578,9 +584,9 @@ def write_world(
 
 def _aro_row(seed, index, claim, swapped, which, attributes):
     scene = scene_at_cached(seed, 'test', index)
-    x0, y0, x1, y1 = union([scene.things[k].box for k in which])
+    x, y, side = square_around(union([scene.things[k].box for k in which]), scene.pixels)
     a, b = claim.mentions
-    row = {'image_path': picture_name('test', index), 'bbox_x': x0, 'bbox_y': y0, 'bbox_w': x1-x0, 'bbox_h': y1-y0,
+    row = {'image_path': picture_name('test', index), 'bbox_x': x, 'bbox_y': y, 'bbox_w': side, 'bbox_h': side,
            'true_caption': aro_text(claim), 'false_caption': aro_text(swapped), 'obj1_name': a.noun, 'obj2_name': b.noun}
     return {**row, 'attributes': [a.colour, b.colour]} if attributes else {**row, 'relation_name': RELATIONS[claim.relation][0]}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from torch.distributed.nn.functional import all_gather
-from tqdm.auto import tqdm
+from tqdm import tqdm
 from .data import ImageStore, Pixels, batch_indices, load_supervision, step_rng
 from .files import CSClipError, atomic_write, digest, write_json, write_text
 from .models import DualEncoder, load
