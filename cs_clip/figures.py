@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'PUBLISHED_AS', 'RC', 'GREY', 'RIGHT', 'WRONG', 'ELEMENTS', 'load_results', 'Method', 'look', 'methods_in',
-           'seeds_said', 'incomplete', 'save_figure', 'label_points', 'figure1', 'load_examples', 'Pair',
-           'choose_pairs', 'edited_words', 'figure2']
+           'seeds_said', 'seeds_wanted', 'incomplete', 'save_figure', 'label_points', 'figure1', 'load_examples',
+           'Pair', 'choose_pairs', 'edited_words', 'figure2']
 
 # %% ../nbs/15_figures.ipynb #f5df8bf6
-import difflib, itertools
+import difflib, itertools, textwrap
 from pathlib import Path
 from typing import NamedTuple
 import matplotlib, matplotlib.style, numpy as np, pandas as pd
@@ -100,14 +100,23 @@ def seeds_said(results:pd.DataFrame) -> str:
     return f'{low}–{high} seeds' if low < high else f'{high} seed{"s" if high > 1 else ""}'
 
 # %% ../nbs/15_figures.ipynb #6e9f5dfc
-def incomplete(results:pd.DataFrame) -> list[str]:
-    "A sentence for all that is missing: methods without results, runs fewer than others have, items not found."
-    notes = []
-    for benchmark, part in results.groupby('benchmark'):
+def seeds_wanted(results:pd.DataFrame) -> int:
+    "How many seeds every trained method should have: as many as any has on any benchmark."
+    return int(results.dropna(subset='seed').groupby('method')['seed'].nunique().max() if results['seed'].notna().any() else 0)
+
+def incomplete(
+    results:pd.DataFrame, # all of them: how many seeds to expect shows only over all benchmarks
+    benchmarks:list[str], # whose gaps to name
+) -> list[str]:
+    "A sentence for all that is missing: benchmarks and methods without results, seeds that other results have, items not found."
+    notes, wanted = [], seeds_wanted(results)
+    for benchmark in benchmarks:
+        part = results[results['benchmark'] == benchmark]
+        if part.empty: notes.append(f'{benchmark}: not measured at all'); continue
         lacking = [look(m).label for m in dict.fromkeys([*METHODS, *methods_in(results)]) if m not in set(part['method'])]
         if lacking: notes.append(f'{benchmark}: not measured for {", ".join(lacking)}')
         counts = part.dropna(subset='seed').groupby('method')['seed'].nunique()
-        notes += [f'{benchmark}: {look(m).label} has {k} of {counts.max()} seeds' for m, k in counts.items() if k < counts.max()]
+        notes += [f'{benchmark}: {look(m).label} has {k} of {wanted} seeds' for m, k in counts.items() if k < wanted]
         cells = part[part['n'] < part['expected']].drop_duplicates(['run', 'subset'])
         if len(own := cells[cells['subset'] != 'all']): cells = own
         notes += [f'{benchmark}, {subset}: {look(m).label} on {g["n"].min()} of {g["expected"].max()} items'
@@ -222,9 +231,13 @@ def _published_panel(ax):
               for x, y, name, c, o in zip(table['avg'], table['std'], table['method'], colors, own)]
     label_points(ax, labels, [(x, y, 9) for x, y in zip(table['avg'], table['std'])])
 
+def _note_lines(notes): return textwrap.wrap('† ' + '; '.join(notes), 128) if notes else []  # what fits into 6.9 inches at 7 points
+
+def _notes_height(notes): return .118*len(_note_lines(notes)) # inches: 7 points, 1.2 apart
+
 def _notes(fig, notes):
     "What is incomplete, along the lower edge."
-    if notes: fig.text(.01, .012, '† ' + '; '.join(notes), fontsize=7, color=GREY, va='bottom', wrap=True)
+    if notes: fig.text(.01, .05/fig.get_figheight(), '\n'.join(_note_lines(notes)), fontsize=7, color=GREY, va='bottom')
 
 # %% ../nbs/15_figures.ipynb #8b2d8cf4
 def figure1(
@@ -235,9 +248,9 @@ def figure1(
     left, the published one on the right. Raises `CSClipError` when nothing was measured on SugarCrepe."""
     part = results[results.benchmark == 'sugar_crepe']
     if part.empty: raise CSClipError('figure 1: no results on sugar_crepe; run the evaluate stage for it')
-    notes = incomplete(part)
+    notes = incomplete(results, ['sugar_crepe'])
     with _style():
-        fig = _figure(6.9, 2.85 + .15*len(notes))
+        fig = _figure(6.9, 2.85 + _notes_height(notes))
         left, right = (_axes(fig, x, .3, 2.72, 1.98) for x in (.68, 4.08))
         _measured_panel(left, part)
         _published_panel(right)
@@ -399,10 +412,10 @@ def figure2(
     beside them, and a pair of captions for each element. Raises `CSClipError` when nothing was measured on them."""
     part = results[results.benchmark == 'controlled']
     if part.empty: raise CSClipError('figure 2: no results on controlled; run the evaluate stage for it')
-    methods, notes, pairs = methods_in(part), incomplete(part), choose_pairs(examples)
+    methods, notes, pairs = methods_in(part), incomplete(results, ['controlled']), choose_pairs(examples)
     rows = .13*(3*(len(methods) + .9) - .3)
     below = rows + 1.1
-    height = below + (2.35 if pairs else 0) + .15*len(notes)
+    height = below + (2.35 if pairs else 0) + _notes_height(notes)
     with _style():
         fig = _figure(6.9, height)
         accuracy, d = _axes(fig, 1.5, .52, 2.15, rows), _axes(fig, 4.3, .52, 2.15, rows)

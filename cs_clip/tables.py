@@ -9,7 +9,7 @@ __all__ = ['TABLES', 'Column', 'Table', 'Cell', 'measured_cells', 'published_cel
 from pathlib import Path
 from typing import NamedTuple
 import pandas as pd
-from .figures import ELEMENTS, METHODS, PUBLISHED_AS, incomplete, load_results, look, methods_in, seeds_said
+from .figures import ELEMENTS, METHODS, PUBLISHED_AS, incomplete, load_results, look, methods_in, seeds_said, seeds_wanted
 from .files import write_text
 from .published import published
 
@@ -58,17 +58,16 @@ class Cell(NamedTuple):
     value: float
     spread: float|None # standard deviation over seeds (n - 1); `None`: one run
     seeds: int
-    whole: bool # every run found all items, and the method has as many seeds as the others
+    whole: bool # every run found all items, and no seed is missing that other results have
 
 def measured_cells(results:pd.DataFrame, columns:list[Column]) -> dict[str, dict[str, Cell]]: # method -> key -> cell
-    "The mean over seeds, for what was measured."
-    cells = {m: {} for m in dict.fromkeys([*METHODS, *methods_in(results)])}
+    "The mean over seeds, for what was measured. `results`: all of them, since they tell how many seeds there should be."
+    wanted, cells = seeds_wanted(results), {m: {} for m in dict.fromkeys([*METHODS, *methods_in(results)])}
     for c in columns:
         part = results[(results.benchmark == c.benchmark) & (results.subset == c.subset) & (results.metric == c.metric)]
-        trained = part.dropna(subset='seed').groupby('method').size()
         for method, rows in part.groupby('method'):
             values = rows['value']*(100 if c.percent else 1)
-            whole = (rows['n'] >= rows['expected']).all() and (method not in trained or trained[method] == trained.max())
+            whole = (rows['n'] >= rows['expected']).all() and (rows['seed'].isna().all() or rows['seed'].nunique() == wanted)
             cells[method][c.key] = Cell(values.mean(), values.std() if len(values) > 1 else None, len(values), bool(whole))
     return cells
 
@@ -141,10 +140,9 @@ def table_text(table:Table, results:pd.DataFrame, world:str) -> str: # arguments
     "A table as Markdown: world and seeds on its face, measured and published numbers labelled, and below it whatever is missing."
     part = results[results.benchmark.isin({c.benchmark for c in table.columns})]
     layout = _side_by_side if table.together else _blocks
-    body = layout(table, measured_cells(part, table.columns), published_cells(table), _measured_label(world, part))
+    body = layout(table, measured_cells(results, table.columns), published_cells(table), _measured_label(world, part))
     about = f'{table.about} Measured: mean ± sample standard deviation over seeds. –: no number.'
-    lacking = dict.fromkeys(c.benchmark for c in table.columns if c.benchmark not in set(part.benchmark))
-    notes = incomplete(part) + [f'{benchmark}: not measured at all' for benchmark in lacking]
+    notes = incomplete(results, list(dict.fromkeys(c.benchmark for c in table.columns)))
     return '\n\n'.join([f'### {table.title}', body, about, *[f'† {n}' for n in notes]]) + '\n'
 
 # %% ../nbs/16_tables.ipynb #f2b6159c
