@@ -12,6 +12,7 @@ import random, re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from itertools import combinations, islice
 from pathlib import Path
 
@@ -240,9 +241,11 @@ def _in_form(word, like, category):
     if category != 'noun' or not (known := forms(like, 'noun')): return agrees(word, like, category)
     return ('NN' in forms(word, 'noun')) == ('NN' in known) # dictionaries have "dog" for a plural too, as of sheep
 
+_same = lru_cache(2**18)(same_meaning)
+
 def _means_else(word, slot):
     "Does the word differ in meaning from what the slot held and from what it must not say?"
-    return word not in slot.like.lower().split() and not any(same_meaning(word, w) for w in (slot.like, *slot.unlike))
+    return word not in slot.like.lower().split() and not any(_same(word, w) for w in (slot.like, *slot.unlike))
 
 # %% ../nbs/04_generation.ipynb #3e0f1b8d
 def _local(name):

@@ -1,0 +1,227 @@
+"Hard negatives: exact edits, seven kinds, any text models, no dependence on batches, shards that go on where they stopped."
+import json
+import random
+import shutil
+
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from cs_clip import generation as gen
+from cs_clip.files import CSClipError
+from cs_clip.parsing import SCHEMA, Attribute, Object, Relation, SceneGraph, Span, write_shard
+
+def graph(caption, objects=(), attributes=(), relations=()):
+    "By hand: objects as noun phrases whose last word is the head, attributes as (word, object), relations as (text, subject, object)."
+    def at(text, inside=Span(caption, 0, len(caption))):
+        start = inside.start + inside.text.index(text)
+        return Span(text, start, start + len(text))
+    phrases = [at(p) for p in objects]
+    heads = [Span(p.text.split()[-1], p.end - len(p.text.split()[-1]), p.end) for p in phrases]
+    things = tuple(Object(h.text, h.start, h.end, p, 'plural' if h.text.endswith('s') else 'singular') for h, p in zip(heads, phrases))
+    said = tuple(Attribute(w, (s := at(w, phrases[o])).start, s.end, o) for w, o in attributes)
+    return SceneGraph(caption, things, said, tuple(Relation((at(t),), s, o) for t, s, o in relations))
+
+CAR = graph('An orange car to the left of a blue umbrella.', ['An orange car', 'a blue umbrella'], [('orange', 0), ('blue', 1)],
+            [('to the left of', 0, 1)])
+RIDER = graph('a man is riding a horse', ['a man', 'a horse'], [], [('riding', 0, 1)])
+PAIR = graph('a dog and a cat', ['a dog', 'a cat'])
+GRAPHS = [CAR, RIDER, PAIR, graph('Two red dogs', ['Two red dogs'], [('Two', 0), ('red', 0)]), graph('nothing here')]
+
+class Fake:
+    "Proposes the same words for every slot of a category, whatever they mean."
+    digest = 'fake'
+    def __init__(self, **words): self.words = words
+    def __call__(self, slots): return [[gen.Candidate(w, n, .5) for n, w in enumerate(self.words.get(s.categories[0], ()))] for s in slots]
+
+class Likes:
+    "Finds texts with a certain word contradictory."
+    digest = 'likes'
+    def __init__(self, word): self.word = word
+    def __call__(self, pairs): return [float(self.word in text.split()) for _, text in pairs]
+
+FAKE = Fake(noun=['apple'], adjective=['green'], preposition=['under'], verb=['holding'], numeral=['three'])
+
+def made(g, propose, rank=gen.FirstRank(), **kw):
+    negatives, skipped = next(gen.HardNegatives(None, propose, rank, **kw).from_graphs([g]))
+    return {n.kind: n for n in negatives}, skipped
+
+def test_seven_kinds_of_one_caption():
+    found, skipped = made(CAR, Fake(noun=['apple'], adjective=['red'], preposition=['above']))
+    texts = {k: n.text for k, n in found.items()}
+    assert texts['replace_obj'] in ('An orange apple to the left of a blue umbrella.', 'An orange car to the left of a blue apple.')
+    assert texts['replace_att'] in ('A red car to the left of a blue umbrella.', 'An orange car to the left of a red umbrella.')
+    assert texts['replace_rel'] == 'An orange car above a blue umbrella.'
+    assert texts['swap_obj'] == 'An orange umbrella to the left of a blue car.'
+    assert texts['swap_att'] == 'A blue car to the left of an orange umbrella.'
+    assert texts['add_obj'] in ('An orange car and an apple to the left of a blue umbrella.',
+                                'An orange car to the left of a blue umbrella and an apple.')
+    assert texts['add_att'] in ('An orange and red car to the left of a blue umbrella.',
+                                'An orange car to the left of a blue and red umbrella.')
+    assert skipped == {}
+
+def test_every_negative_is_its_caption_but_for_the_span():
+    for g in GRAPHS:
+        for seed in range(5):
+            found, _ = made(g, FAKE, seed=seed)
+            for n in found.values():
+                assert n.caption[n.start:n.end] == n.original
+                assert n.caption[:n.start] + n.replacement + n.caption[n.end:] == n.text != n.caption
+                assert n.text[:1].isupper() == n.caption[:1].isupper()
+
+def test_what_cannot_be_made_says_why():
+    found, skipped = made(PAIR, Fake())
+    assert found == {} and skipped['replace_obj'] == skipped['add_obj'] == gen.NO_CANDIDATE
+    assert {skipped[k] for k in ('replace_att', 'replace_rel', 'swap_obj', 'swap_att', 'add_att')} == {gen.NO_ELEMENT}
+    with pytest.raises(CSClipError, match='replace_noun'): gen.HardNegatives(None, Fake(), gen.FirstRank(), ('replace_noun',))
+
+@pytest.mark.parametrize('relation,expected', [
+    ('to the left of', {('to the left of', 'preposition'), ('left', 'opposite')}),
+    ('riding', {('riding', 'verb'), ('riding', 'preposition')}), ('on top of', {('on top of', 'preposition')}),
+    ('next to', {('next to', 'preposition')}),
+    ('standing next to', {('standing', 'verb'), ('next to', 'preposition'), ('standing next to', 'preposition')}),
+    ('held by', {('held', 'verb'), ('held by', 'preposition')}), ('close to', {('close to', 'preposition')})])
+def test_relations_are_masked_whole_and_by_their_content_words(relation, expected):
+    g = graph(f'a man {relation} a horse', ['a man', 'a horse'], [], [(relation, 0, 1)])
+    holes = gen.slots(g, 'replace_rel', random.Random(0))
+    assert {(g.caption[s.start:s.end], s.categories[0]) for s in holes} == expected
+
+def test_no_swap_that_is_true_again():
+    assert gen.swaps(PAIR, 'swap_obj') == []
+    assert gen.swaps(graph('a dog next to a cat', ['a dog', 'a cat'], [], [('next to', 0, 1)]), 'swap_obj') == []
+    assert len(gen.swaps(graph('a red dog next to a cat', ['a red dog', 'a cat'], [('red', 0)], [('next to', 0, 1)]), 'swap_obj')) == 1
+    assert gen.swaps(graph('a small red dog', ['a small red dog'], [('small', 0), ('red', 0)]), 'swap_att') == []
+    assert gen.swaps(graph('a red dog and a red cat', ['a red dog', 'a red cat'], [('red', 0), ('red', 1)]), 'swap_att') == []
+
+def test_an_added_object_does_not_break_the_verbs_agreement():
+    assert gen.slots(graph('The dog is here', ['The dog']), 'add_obj', random.Random(0)) == []
+    assert gen.slots(graph('A dog that rides', ['A dog']), 'add_obj', random.Random(0)) == []
+
+def test_case_of_the_original():
+    assert gen.Slot('A RED CAR', 2, 5, ('adjective',), 'RED').edit('orange') == (0, 5, 'An ORANGE')
+    assert gen.Slot('Dogs run', 0, 4, ('noun',), 'Dogs').edit('cats') == (0, 4, 'Cats')
+
+def test_shuffled_caption():
+    assert gen.shuffled_caption(PAIR, random.Random(0)) == 'a cat and a dog'
+    alone = graph('two small red dogs', ['two small red dogs'], [('two', 0), ('small', 0), ('red', 0)])
+    assert gen.shuffled_caption(alone, random.Random(0)) is None
+
+@settings(deadline=None, max_examples=150)
+@given(st.text('ab nАé😀.A', max_size=12), st.text('ab nАé😀.A', max_size=12))
+def test_edited_span_rebuilds_the_text(a, b):
+    start, end, new = gen.edited_span(a, b)
+    assert 0 <= start <= end <= len(a) and a[:start] + new + a[end:] == b
+
+@pytest.fixture(scope='module', params=['bert_mlm', 'roberta_mlm'])
+def mlm(request): return request.getfixturevalue(request.param)
+
+def everything(engine, graphs): return list(engine.from_graphs(graphs))
+
+def test_any_masked_model_proposes_whole_words_of_the_category(mlm):
+    propose = gen.MLMPropose(mlm, k=99)
+    nouns, colours, verbs = propose([gen.Slot('a dog on a table', 2, 5, ('noun',), 'dog'),
+        gen.Slot('a red dog', 2, 5, ('adjective',), 'red', attribute='colour'),
+        gen.Slot('a man riding a horse', 6, 12, ('verb',), 'riding')])
+    words = {c.word for c in nouns} # byte-level BPE has more: 'hold', on the way to 'holding', is a word as well
+    assert words >= {'cat', 'horse', 'man', 'apple', 'umbrella', 'table'}
+    assert not words & {'dog', 'dogs', 'cats', 'tables', 'red', 'the', 'x', 's', 'ing'}
+    assert {c.word for c in colours} == {'blue', 'green', 'orange'} and {c.word for c in verbs} == {'holding', 'carrying'}
+    assert [c.rank for c in nouns] == list(range(len(nouns)))
+    assert all(a.probability >= b.probability for a, b in zip(nouns, nouns[1:]))
+    assert len(gen.MLMPropose(mlm, k=2)([gen.Slot('a dog', 2, 5, ('noun',), 'dog')])[0]) == 2
+
+def test_captions_that_the_model_cannot_read_give_no_candidate(bert_mlm):
+    propose = gen.MLMPropose(bert_mlm)
+    far = 'a dog and ' * 5000 + 'a cat'
+    assert propose([gen.Slot(far, len(far) - 3, len(far), ('noun',), 'cat'), gen.Slot('a [MASK] cat', 9, 12, ('noun',), 'cat')]) == [[], []]
+    odd = ['', '   ', '猫と犬 🐈', 'a [MASK] dog']
+    found = everything(gen.HardNegatives(None, propose, gen.FirstRank()), [graph(c) for c in odd])
+    assert found == [([], dict.fromkeys(gen.KINDS, gen.NO_ELEMENT))]*4
+
+def test_batches_do_not_matter(mlm, nli):
+    graphs = GRAPHS * 3 + [graph(f'a {c} {n} on the {m}', [f'a {c} {n}', f'the {m}'], [(c, 0)], [('on', 0, 1)])
+                           for c in ('red', 'big') for n in ('dog', 'apple') for m in ('table', 'horse')]
+    engine = lambda n, chunk: gen.HardNegatives(None, gen.MLMPropose(mlm, batch_size=n), gen.NLIRank(nli, batch_size=n), chunk=chunk)
+    together = everything(engine(512, 512), graphs)
+    assert everything(engine(1, 3), graphs) == everything(engine(40, 1), graphs) == together
+    assert everything(engine(512, 512), graphs[::-1]) == together[::-1]
+    assert engine(1, 3).digest == engine(40, 1).digest
+
+def relabelled(nli, folder, order):
+    "The same classifier with its labels in another order."
+    from safetensors.torch import load_file, save_file
+    shutil.copytree(nli, folder)
+    weights = load_file(folder/'model.safetensors')
+    for name in ('classifier.weight', 'classifier.bias'): weights[name] = weights[name][order].contiguous()
+    save_file(weights, folder/'model.safetensors', metadata={'format': 'pt'})
+    config = json.loads((folder/'config.json').read_text())
+    old = config['id2label']
+    config['id2label'] = {str(n): old[str(o)].upper() for n, o in enumerate(order)}
+    config['label2id'] = {v: int(k) for k, v in config['id2label'].items()}
+    (folder/'config.json').write_text(json.dumps(config))
+    return folder
+
+def test_labels_are_read_by_name(bert_mlm, nli, tmp_path):
+    propose, other = gen.MLMPropose(bert_mlm), relabelled(nli, tmp_path/'other', [2, 0, 1])
+    choose = lambda folder: everything(gen.HardNegatives(None, propose, gen.NLIRank(folder)), GRAPHS)
+    assert choose(other) == choose(nli)
+
+def test_unusable_models_are_named(bert_mlm, nli, tmp_path):
+    config = json.loads((shutil.copytree(nli, tmp_path/'bad')/'config.json').read_text())
+    (tmp_path/'bad/config.json').write_text(json.dumps({**config, 'id2label': {'0': 'LABEL_0', '1': 'LABEL_1', '2': 'LABEL_2'}}))
+    with pytest.raises(CSClipError, match='bad.*contradiction'): gen.NLIRank(tmp_path/'bad')
+    with pytest.raises(CSClipError, match='weights lack'): gen.MLMPropose(nli)
+    with pytest.raises(CSClipError, match='empty'): gen.MLMPropose((tmp_path/'empty').mkdir() or tmp_path/'empty')
+    (shutil.copytree(bert_mlm, tmp_path/'cut')/'model.safetensors').write_bytes(b'no')
+    with pytest.raises(CSClipError, match='cut'): gen.MLMPropose(tmp_path/'cut')
+
+def test_the_most_contradictory_wins_and_ties_go_to_the_likelier():
+    fake = Fake(noun=['apple', 'horse', 'table'])
+    assert made(PAIR, fake, Likes('table'), kinds=('replace_obj',))[0]['replace_obj'].replacement == 'table'
+    assert made(PAIR, fake, Likes('moon'), kinds=('replace_obj',))[0]['replace_obj'].mlm_rank == 0
+
+def test_random_proposals_keep_to_the_category_and_the_seed():
+    propose = gen.RandomPropose(['two red dogs', 'a blue cat on a table'], seed=1)
+    slot = gen.Slot('a horse', 2, 7, ('noun',), 'horse')
+    assert propose([slot]) == propose([slot]) and {c.word for c in propose([slot])[0]} <= {'cat', 'table'}
+    assert gen.RandomPropose(['two red dogs'])([slot]) == [[]]
+
+@pytest.fixture
+def parsed(tmp_path):
+    "Three shards of scene graphs."
+    for k in range(3):
+        rows = [{'sentid': 10*k + n, 'image': f'train/{n}.png', **g.to_row()} for n, g in enumerate(GRAPHS)]
+        write_shard(tmp_path/f'graphs/part-{k:05d}.parquet', rows, SCHEMA, f'graphs {k}')
+    return tmp_path/'graphs'
+
+def state(folder): return {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()}
+
+def test_shards_go_on_where_they_stopped(parsed, tmp_path):
+    out = tmp_path/'out'
+    coverage = gen.generate_file(parsed, out, FAKE, gen.FirstRank())
+    assert coverage['captions'] == 15 and json.loads((out/'coverage.json').read_text()) == coverage
+    for kind in gen.KINDS: assert sum(coverage[kind].values()) == 15
+    rows = pq.read_table(out/'part-00001.parquet').to_pylist()
+    assert [r['sentid'] for r in rows] == [10, 11, 12, 13, 14] and rows[0]['caption'] == CAR.caption
+    before = state(out)
+    (out/'part-00000.parquet').unlink()
+    (out/'part-00001.parquet').write_bytes(before['part-00001.parquet'][0][:100])
+    assert gen.generate_file(parsed, out, FAKE, gen.FirstRank()) == coverage
+    after = state(out)
+    assert {k: v[0] for k, v in after.items()} == {k: v[0] for k, v in before.items()}
+    assert after['part-00002.parquet'] == before['part-00002.parquet'] and after['part-00001.parquet'] != before['part-00001.parquet']
+
+@pytest.mark.parametrize('change', [dict(seed=1), dict(kinds=gen.KINDS[:3]), dict(rank=Likes('apple'))])
+def test_other_parameters_never_reuse_a_shard(parsed, tmp_path, change):
+    given = dict(propose=FAKE, rank=gen.FirstRank())
+    gen.generate_file(parsed, tmp_path/'out', **given)
+    gen.generate_file(parsed, tmp_path/'out', **{**given, **change})
+    gen.generate_file(parsed, tmp_path/'fresh', **{**given, **change})
+    assert {k: v[0] for k, v in state(tmp_path/'out').items()} == {k: v[0] for k, v in state(tmp_path/'fresh').items()}
+
+def test_shards_of_other_graphs_do_not_stay(parsed, tmp_path):
+    gen.generate_file(parsed, tmp_path/'out', FAKE, gen.FirstRank())
+    (parsed/'part-00002.parquet').unlink()
+    assert gen.generate_file(parsed, tmp_path/'out', FAKE, gen.FirstRank())['captions'] == 10
+    assert not (tmp_path/'out/part-00002.parquet').exists()
+    with pytest.raises(CSClipError, match='run the parse stage'): gen.generate_file(tmp_path/'none', tmp_path/'out', FAKE, gen.FirstRank())
