@@ -5,8 +5,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import (BertConfig, BertForMaskedLM, BertForSequenceClassification, BertTokenizerFast, PreTrainedTokenizerFast,
                           RobertaConfig, RobertaForMaskedLM)
 
-WORDS = '''a an the and is of to in on under above next left right dog dogs cat cats horse man apple umbrella table red blue green orange big
-    small riding holding carrying one two three . ,'''.split()
+WORDS = '''a an the and is of to in on under above next left right dog dogs cat cats horse man apple umbrella table red blue green orange
+    big small riding holding carrying one two three . ,'''.split()
 SIZES = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
 
 def wordpiece():
