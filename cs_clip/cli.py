@@ -23,7 +23,7 @@ from open_clip.pretrained import get_pretrained_cfg
 from .benchmarks import read_benchmark
 from .data import read_karpathy
 from .evaluation import evaluate, result_file
-from .files import CSClipError, project_root, write_text
+from .files import CSClipError, local_path, project_root, write_text
 from .generation import KINDS, MLMPropose, NLIRank, generate_file
 from .models import load
 from .parsing import parse_file
@@ -71,7 +71,7 @@ def clip_is_here(
     "Whether a dual encoder can be loaded without the network."
     weights = 'open_clip_model.safetensors', 'open_clip_pytorch_model.bin'
     kind, _, rest = name.partition(':')
-    if kind == 'local-dir': return (project_root()/rest/'open_clip_config.json').exists()
+    if kind == 'local-dir': return (local_path(rest)/'open_clip_config.json').exists()
     if kind == 'hf-hub': return _in_cache(rest, 'open_clip_config.json') and _in_cache(rest, *weights)
     architecture, _, tag = name.rpartition('/')
     cfg = get_pretrained_cfg(architecture, tag)
@@ -82,7 +82,7 @@ def text_model_is_here(
     name:str, # a folder, or a repository of the hub
 ) -> bool:
     "Whether a transformers model can be loaded without the network."
-    if (project_root()/name).is_dir(): return (project_root()/name/'config.json').exists()
+    if (folder := local_path(name)).is_dir(): return (folder/'config.json').exists()
     return _in_cache(name, 'config.json') and _in_cache(name, 'model.safetensors', 'pytorch_model.bin')
 
 # %% ../nbs/18_cli.ipynb #9648782c
@@ -91,7 +91,7 @@ INPUTS = [
     ('train', 'images', 'file'), ('evaluate', 'sugar_crepe', 'file'), ('evaluate', 'images', 'file'), ('evaluate', 'vg_relation', 'file'),
     ('evaluate', 'vg_attribution', 'file'), ('evaluate', 'vg_images', 'file'), ('evaluate', 'karpathy', 'file'), ('evaluate', 'images_root', 'file'),
 ]
-_IS_HERE = {'file': lambda path: (project_root()/path).exists(), 'text model': text_model_is_here, 'dual encoder': clip_is_here}
+_IS_HERE = {'file': lambda path: local_path(path).exists(), 'text model': text_model_is_here, 'dual encoder': clip_is_here}
 
 def inputs(
     sections:dict, # of `params.yaml`

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from .files import CSClipError, digest, file_digest, project_root, shard_fingerprint, write_json, write_shard
+from .files import CSClipError, digest, file_digest, local_path, shard_fingerprint, write_json, write_shard
 from .lexicon import agrees, article, attribute_class, categories, forms, same_meaning, symmetric
 from .parsing import SceneGraph, SceneGraphParser
 
@@ -178,24 +178,25 @@ def slots(
     return options[rng.randrange(len(options))] if options else []
 
 # %% ../nbs/04_generation.ipynb #32e2d32c
+def _apart(spans) -> list[tuple]:
+    "Pairs of spans that do not overlap, the first one first in the text."
+    return [(a, b) for a, b in combinations(sorted(spans, key=lambda s: s.start), 2) if a.end <= b.start]
+
 def swaps(
     graph:SceneGraph,
     kind:str, # 'swap_obj' or 'swap_att'
 ) -> list[tuple]: # of pairs of spans, the first one first in the text
     """Pairs whose exchange makes another claim. Objects: of equal number, told apart by an attribute or joined by a predicate whose sides
     are not alike ('next to', 'and' would be true again). Attributes: of one class, of objects with different nouns."""
-    pairs = combinations(range(len(graph.objects)), 2)
     if kind == 'swap_att':
-        found = [(a, b) for a, b in combinations(sorted(graph.attributes, key=lambda s: s.start), 2) if a.object != b.object
-                 and attribute_class(a.text) == attribute_class(b.text) and not same_meaning(a.text, b.text)
-                 and not same_meaning(graph.objects[a.object].text, graph.objects[b.object].text)]
-        return [(a, b) for a, b in found if a.end <= b.start]
+        return [(a, b) for a, b in _apart(graph.attributes) if a.object != b.object
+                and attribute_class(a.text) == attribute_class(b.text) and not same_meaning(a.text, b.text)
+                and not same_meaning(graph.objects[a.object].text, graph.objects[b.object].text)]
     directed = {frozenset((r.subject, r.object)) for r in graph.relations if not symmetric(r.text)}
-    said = lambda i: {a.text.lower() for a in graph.attributes if a.object == i}
-    found = [sorted((graph.objects[i], graph.objects[j]), key=lambda s: s.start) for i, j in pairs
-             if (frozenset((i, j)) in directed or said(i) != said(j)) and graph.objects[i].number == graph.objects[j].number
-             and not same_meaning(graph.objects[i].text, graph.objects[j].text)]
-    return [(a, b) for a, b in found if a.end <= b.start]
+    index = graph.objects.index
+    said = lambda o: {a.text.lower() for a in graph.attributes if a.object == index(o)}
+    return [(a, b) for a, b in _apart(graph.objects) if a.number == b.number and not same_meaning(a.text, b.text)
+            and (frozenset((index(a), index(b))) in directed or said(a) != said(b))]
 
 # %% ../nbs/04_generation.ipynb #557bec97
 def shuffled_caption(
@@ -205,8 +206,8 @@ def shuffled_caption(
     """NegCLIP's negative (Yuksekgonul et al. 2022): two nouns or two adjectives exchanged, at random. As there the result may be true again
     ('a cat and a dog'); two adjectives of one object, which always would be, are left out, and numerals, which are no adjectives."""
     adjectives = [a for a in graph.attributes if attribute_class(a.text) != 'number']
-    pairs = [(a, b) for group in (graph.objects, adjectives) for a, b in combinations(sorted(group, key=lambda s: s.start), 2)
-             if a.end <= b.start and a.text.lower() != b.text.lower() and (group is graph.objects or a.object != b.object)]
+    pairs = [(a, b) for group in (graph.objects, adjectives) for a, b in _apart(group)
+             if a.text.lower() != b.text.lower() and (group is graph.objects or a.object != b.object)]
     return exchange(graph.caption, *pairs[rng.randrange(len(pairs))]) if pairs else None
 
 # %% ../nbs/04_generation.ipynb #4f260df2
@@ -249,11 +250,9 @@ def _means_else(word, slot):
 
 # %% ../nbs/04_generation.ipynb #3e0f1b8d
 def _local(name):
-    "The folder of that name, here or below the project's root; anything else is a model hub's name."
-    if Path(name).is_dir(): return Path(name)
-    try: below = project_root()/name
-    except CSClipError: return name
-    return below if below.is_dir() else name
+    "The folder of that name; anything else is a model hub's name."
+    folder = local_path(name)
+    return folder if folder.is_dir() else name
 
 def _pretrained(cls, name, **kw):
     "A transformers model or tokenizer. Raises `CSClipError` when it is not there, broken or not of that kind."
@@ -400,7 +399,7 @@ class FirstRank:
     def __call__(self, pairs): return [None]*len(pairs)
 
 # %% ../nbs/04_generation.ipynb #8757449f
-RULES = 2 # raised when the rules here or in the lexicon change, so that negatives on disk made by older ones are not used again
+RULES = 3 # raised when the rules here or in the lexicon change, so that negatives on disk made by older ones are not used again
 
 class HardNegatives:
     "Captions, or scene graphs, to hard negatives: at most one of each kind a caption."
@@ -410,14 +409,16 @@ class HardNegatives:
         rank, # `NLIRank` or `FirstRank`
         kinds:tuple=KINDS,
         seed:int=0, # of the choice of elements
+        tolerance:float=0., # candidates whose contradiction is this close to the highest are as good as the best
         chunk:int=512, # captions whose candidates are scored together
     ):
         if unknown := [k for k in kinds if k not in KINDS]:
             raise CSClipError(f'unknown kind {", ".join(unknown)}; expected some of {", ".join(KINDS)}')
-        self.parser, self.propose, self.rank, self.kinds, self.seed, self.chunk = parser, propose, rank, tuple(kinds), seed, chunk
+        self.parser, self.propose, self.rank, self.kinds, self.seed = parser, propose, rank, tuple(kinds), seed
+        self.tolerance, self.chunk = tolerance, chunk
 
     @property
-    def digest(self) -> str: return digest(RULES, self.propose.digest, self.rank.digest, list(self.kinds), self.seed)
+    def digest(self) -> str: return digest(RULES, self.propose.digest, self.rank.digest, list(self.kinds), self.seed, self.tolerance)
 
     def generate(self, captions:Iterable[str]) -> Iterator[Negative]:
         "The negatives of all captions, in order."
@@ -427,17 +428,17 @@ class HardNegatives:
         "For each graph its negatives, and why a kind is missing (kind -> reason)."
         for part in _batches(graphs, self.chunk): yield from self._part(part)
 
-    def _rng(self, g, kind): return random.Random(digest(self.seed, g.caption, kind))
+    def _rng(self, caption, purpose): return random.Random(digest(self.seed, caption, purpose))
 
     def _part(self, graphs):
         asked = [kind for kind in self.kinds if not kind.startswith('swap')]
-        holes = {(n, kind): slots(g, kind, self._rng(g, kind)) for n, g in enumerate(graphs) for kind in asked}
+        holes = {(n, kind): slots(g, kind, self._rng(g.caption, kind)) for n, g in enumerate(graphs) for kind in asked}
         flat = [(key, s) for key, found in holes.items() for s in found]
         options = {key: [] for key in holes}
         for (key, s), candidates in zip(flat, self.propose([s for _, s in flat])):
             options[key] += [_negative(key[1], s.caption, *s.edit(c.word), c) for c in candidates]
         scores = iter(self.rank([(n.caption, n.text) for found in options.values() for n in found]))
-        best = {key: self._best([replace(n, contradiction=next(scores)) for n in found]) for key, found in options.items()}
+        best = {key: self._best(key[1], [replace(n, contradiction=next(scores)) for n in found]) for key, found in options.items()}
         for n, g in enumerate(graphs):
             made, skipped = [], {}
             for kind in self.kinds:
@@ -446,14 +447,19 @@ class HardNegatives:
                 else: skipped[kind] = NO_CANDIDATE if holes.get((n, kind)) else NO_ELEMENT
             yield made, skipped
 
-    @staticmethod
-    def _best(found): # most contradictory; ties go to the likelier word
-        return min(found, key=lambda n: (-(n.contradiction or 0), n.mlm_rank, -(n.mlm_probability or 0)), default=None)
+    def _best(self, kind, found):
+        """The most contradictory; unranked, the likeliest. Chance decides between equals: an inference model that is sure of all of them would
+        by its last digits prefer the same few words everywhere, and a negative could be told by the word alone."""
+        if not found: return None
+        if found[0].contradiction is None: return min(found, key=lambda n: (n.mlm_rank, -(n.mlm_probability or 0)))
+        highest = max(n.contradiction for n in found)
+        equals = [n for n in found if n.contradiction >= highest - self.tolerance]
+        return equals[self._rng(found[0].caption, f'{kind} equals').randrange(len(equals))]
 
     def _swap(self, g, kind):
         pairs = swaps(g, kind)
         if not pairs: return None
-        a, b = pairs[self._rng(g, kind).randrange(len(pairs))]
+        a, b = pairs[self._rng(g.caption, kind).randrange(len(pairs))]
         text = exchange(g.caption, a, b)
         return None if text == g.caption else _negative(kind, g.caption, *edited_span(g.caption, text))
 
@@ -477,10 +483,11 @@ def generate_file(
     propose, rank, # as of `HardNegatives`
     kinds:tuple=KINDS,
     seed:int=0,
+    tolerance:float=0.,
 ) -> dict: # coverage: kind -> {'made': n, reason: n, ...}, and 'captions', 'shuffled'
     """Negatives for a folder of scene graphs. A killed run goes on after its last whole shard; one of other parameters, models or graphs
     is never used again. Raises `CSClipError` where there are no graphs."""
-    graphs, out, engine = Path(graphs), Path(out), HardNegatives(None, propose, rank, kinds, seed)
+    graphs, out, engine = Path(graphs), Path(out), HardNegatives(None, propose, rank, kinds, seed, tolerance)
     sources = sorted(graphs.glob('part-*.parquet'))
     if not sources: raise CSClipError(f'{graphs}: no part-*.parquet; run the parse stage first')
     for stale in set(out.glob('part-*.parquet')) - {out/s.name for s in sources}: stale.unlink()

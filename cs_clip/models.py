@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
-from .files import CSClipError, atomic_write, digest, project_root, read_json, write_json
+from .files import CSClipError, atomic_write, digest, local_path, read_json, write_json
 
 # %% ../nbs/07_models.ipynb #4f632652
 def _text_tower(clip): return getattr(clip, 'text', clip)  # `CustomTextCLIP` keeps its tower apart, `CLIP` holds the parts itself
@@ -161,9 +161,8 @@ PRECISIONS = ('fp32', 'bf16', 'fp16')
 _FORMS = '"local-dir:FOLDER", "ARCHITECTURE/PRETRAINED" such as "ViT-B-32/openai", or "hf-hub:ORG/NAME"'
 
 def _local_folder(name):
-    "The folder that `local-dir:PATH` names; a relative path starts at the current folder or, where that has none, at the project's."
-    folder = path = Path(name.removeprefix('local-dir:'))
-    if not path.is_absolute() and not path.is_dir(): folder = project_root()/path
+    "The folder that `local-dir:PATH` names."
+    folder = local_path(name.removeprefix('local-dir:'))
     if not folder.is_dir(): raise CSClipError(f'{folder}: no such folder; expected an open_clip model (is the data pulled?)')
     cfg = read_json(folder/'open_clip_config.json')
     if not isinstance(cfg, dict) or not {'embed_dim', 'vision_cfg', 'text_cfg'} <= set(cfg.get('model_cfg', ())):

@@ -8,7 +8,9 @@ __all__ = ['OBJECTIVES', 'Batch', 'unique_batch', 'Objective', 'own_parameters',
 
 # %% ../nbs/10_objectives.ipynb #3a14917f
 import dataclasses, inspect
+from collections import defaultdict
 from collections.abc import Callable
+from itertools import cycle, islice
 import numpy as np, torch
 from .data import Records
 from .files import CSClipError
@@ -70,13 +72,19 @@ class ClipFT(Objective):
     "InfoNCE on the captions that `sg` sees: fine-tuning without hard negatives."
     def __init__(self, records,
         symmetric:bool=False, # text -> image too; the paper's Eq. 4 has image -> text only
+        balance:bool=False, # draw every kind of negative equally often; else as often as the captions have it, as the paper does
     ):
+        self.symmetric, self.balance = symmetric, balance
         super().__init__(records)
-        self.symmetric = symmetric
 
     def make_items(self, records): # (record, caption, negative); records that carry no supervision give each caption once
-        return [(r, c, k) for r, record in enumerate(records) for c in range(len(record.captions))
-                for k in range(len(record.negatives[c]) if record.negatives else 1)]
+        items = [(r, c, k) for r, record in enumerate(records) for c in range(len(record.captions))
+                 for k in range(len(record.negatives[c]) if record.negatives else 1)]
+        if not self.balance: return items
+        kinds = defaultdict(list)
+        for r, c, k in items: kinds[records[r].negatives[c][k].kind if records[r].negatives else None].append((r, c, k))
+        most = max(map(len, kinds.values()), default=0)
+        return [item for same in kinds.values() for item in islice(cycle(same), most)]
 
     def chosen(self, items):
         "Record, caption's number and negative's number of each of `items`."
@@ -95,10 +103,12 @@ class SceneGraphs(ClipFT):
     "CS-CLIP on scene-graph negatives: InfoNCE + hinge(ω) (section 4, Eq. 6)."
     def __init__(self, records,
         symmetric:bool=False, # text -> image too
+        balance:bool=False, # draw every kind of negative equally often
         margin:float=0.1, # the hinge's ω, in cosine similarity
+        hinge_weight:float=1., # of the hinge beside InfoNCE; Eq. 6 has 1
     ):
-        super().__init__(records, symmetric)
-        self.margin = margin
+        super().__init__(records, symmetric, balance)
+        self.margin, self.hinge_weight = margin, hinge_weight
 
     def make_items(self, records): return [item for item in super().make_items(records) if records[item[0]].negatives]
 
@@ -108,7 +118,7 @@ class SceneGraphs(ClipFT):
 
     def losses(self, image, text, logit_scale, batch):
         own, caption, negative = image[batch.rows['image']], text[batch.rows['text']], text[batch.rows['negative']]
-        return {**super().losses(image, text, logit_scale, batch), 'hinge': hinge(own, caption, negative, self.margin)}
+        return {**super().losses(image, text, logit_scale, batch), 'hinge': self.hinge_weight*hinge(own, caption, negative, self.margin)}
 
 # %% ../nbs/10_objectives.ipynb #45feeb91
 def nearest(

@@ -175,10 +175,21 @@ def test_unusable_models_are_named(bert_mlm, nli, tmp_path):
     (shutil.copytree(bert_mlm, tmp_path/'cut')/'model.safetensors').write_bytes(b'no')
     with pytest.raises(CSClipError, match='cut'): gen.MLMPropose(tmp_path/'cut')
 
-def test_the_most_contradictory_wins_and_ties_go_to_the_likelier():
-    fake = Fake(noun=['apple', 'horse', 'table'])
-    assert made(PAIR, fake, Likes('table'), kinds=('replace_obj',))[0]['replace_obj'].replacement == 'table'
-    assert made(PAIR, fake, Likes('moon'), kinds=('replace_obj',))[0]['replace_obj'].mlm_rank == 0
+class Scores:
+    "Gives each word its own P(contradiction)."
+    digest = 'scores'
+    def __init__(self, **words): self.words = words
+    def __call__(self, pairs): return [max(self.words.get(w, 0.) for w in text.split()) for _, text in pairs]
+
+@pytest.mark.parametrize('tolerance, kept', [(0., {'apple'}), (.02, {'apple', 'horse'}), (1., {'apple', 'horse', 'table'})])
+def test_the_most_contradictory_wins_and_chance_decides_between_equals(tolerance, kept):
+    fake, scores = Fake(noun=['table', 'horse', 'apple']), Scores(apple=.95, horse=.94, table=.9)
+    chosen = lambda seed: made(PAIR, fake, scores, kinds=('replace_obj',), seed=seed, tolerance=tolerance)[0]['replace_obj']
+    assert {chosen(seed).replacement.split()[-1] for seed in range(60)} == kept
+    assert chosen(7) == chosen(7)
+
+def test_without_a_ranking_the_likeliest_is_kept():
+    assert {made(PAIR, Fake(noun=['table', 'horse']), seed=seed)[0]['replace_obj'].mlm_rank for seed in range(9)} == {0}
 
 def test_random_proposals_keep_to_the_category_and_the_seed():
     propose = gen.RandomPropose(['two red dogs', 'a blue cat on a table'], seed=1)
@@ -211,7 +222,7 @@ def test_shards_go_on_where_they_stopped(parsed, tmp_path):
     assert {k: v[0] for k, v in after.items()} == {k: v[0] for k, v in before.items()}
     assert after['part-00002.parquet'] == before['part-00002.parquet'] and after['part-00001.parquet'] != before['part-00001.parquet']
 
-@pytest.mark.parametrize('change', [dict(seed=1), dict(kinds=gen.KINDS[:3]), dict(rank=Likes('apple'))])
+@pytest.mark.parametrize('change', [dict(seed=1), dict(kinds=gen.KINDS[:3]), dict(rank=Likes('apple')), dict(tolerance=.1)])
 def test_other_parameters_never_reuse_a_shard(parsed, tmp_path, change):
     given = dict(propose=FAKE, rank=gen.FirstRank())
     gen.generate_file(parsed, tmp_path/'out', **given)

@@ -1,6 +1,7 @@
 import zlib
+from collections import Counter
 import numpy as np, pytest, torch, torch.nn.functional as F
-from cs_clip.data import Records, Record
+from cs_clip.data import Foil, Record, Records
 from cs_clip.files import CSClipError
 from cs_clip.losses import hinge, info_nce, negclip
 from cs_clip.objectives import ClipFT, NegCLIP, SceneGraphs, nearest, objective_class, unique_batch
@@ -25,20 +26,31 @@ def test_sg_and_clip_ft_see_the_same_images_and_captions():
         assert all(n != t for n, t in zip(plain(a, "negative"), plain(a, "text")))
 
 
+@pytest.mark.parametrize('method', [ClipFT, SceneGraphs])
+def test_balanced_kinds_come_equally_often_and_no_negative_is_left_out(method):
+    foils = [[Foil('add_obj', f'a{i}{n}') for n in range(3)] for i in range(4)]
+    foils[2].append(Foil('swap_att', 's2'))
+    records = Records([Record(f'{i}.png', (f'c{i}',), (i,), (tuple(f),), (None,)) for i, f in enumerate(foils)])
+    kind = lambda item: records[item[0]].negatives[item[1]][item[2]].kind
+    plain_items, balanced = method(records).items, method(records, balance=True).items
+    assert Counter(map(kind, plain_items)) == {'add_obj': 12, 'swap_att': 1} and Counter(map(kind, balanced)) == {'add_obj': 12, 'swap_att': 12}
+    assert set(balanced) == set(plain_items) and balanced == ClipFT(records, balance=True).items
+
+
 def test_each_image_and_text_is_encoded_once():
     batch = SceneGraphs(tiny_records()).sample(list(range(36)), RNG())
     assert len(set(batch.images)) == len(batch.images) == 12 and len(set(batch.texts)) == len(batch.texts)
 
 
 def test_sg_losses_are_those_of_independent_triplets():
-    sg = SceneGraphs(tiny_records(), symmetric=True, margin=.3)
+    sg = SceneGraphs(tiny_records(), symmetric=True, margin=.3, hinge_weight=2.)
     batch = sg.sample([0, 1, 2, 5, 9], RNG())
     parts = sg.losses(embed(batch.images), embed(batch.texts), torch.tensor(1.), batch)
     image, text, foil = (embed(plain(batch, role)) for role in ('image', 'text', 'negative'))
     same = torch.tensor([[a == b for a in plain(batch, 'image')] for b in plain(batch, 'image')])
     assert same.sum() > 5
     assert torch.allclose(parts['info_nce'], info_nce(image, text, torch.tensor(1.), same, symmetric=True))
-    assert torch.allclose(parts['hinge'], hinge(image, text, foil, .3))
+    assert torch.allclose(parts['hinge'], 2*hinge(image, text, foil, .3))
 
 
 def test_negclip_doubles_the_batch_with_near_images_and_masks_what_is_missing():
@@ -90,7 +102,7 @@ def test_unknown_methods_are_listed():
 
 
 def test_parameters_name_the_methods_own():
-    assert SceneGraphs(tiny_records(), margin=.2).parameters == {'symmetric': False, 'margin': .2}
+    assert SceneGraphs(tiny_records(), margin=.2).parameters == {'symmetric': False, 'balance': False, 'margin': .2, 'hinge_weight': 1.}
     assert NegCLIP(tiny_records()).parameters == {'neighbours': 3}
 
 
