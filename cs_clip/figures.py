@@ -15,6 +15,7 @@ import matplotlib, matplotlib.style, numpy as np, pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.figure import Figure
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from .benchmarks import crop
 from .files import CSClipError, atomic_write, read_json
 from .published import published
 
@@ -376,10 +377,7 @@ def _draw_pair(fig, pair, store, methods, left, top, width):
     ax = _axes(fig, left, top, width, 1.75, xlim=(0, width), ylim=(1.75, 0))
     ax.axis('off')
     ax.text(0, .1, pair.subset.capitalize(), weight='bold', fontsize=8, va='baseline')
-    picture = store.open(pair.image)
-    if pair.box:
-        x, y, w, h = pair.box
-        picture = picture.crop((max(x, 0), max(y, 0), min(x + w, picture.width), min(y + h, picture.height)))
+    picture, _ = crop(store.open(pair.image), pair.box)
     shown = _axes(fig, left, top + .2, 1, .85, anchor='NW', xticks=[], yticks=[])
     shown.imshow(picture, interpolation='lanczos')
     shown.spines[:].set(visible=True, color='#c8c8c8')

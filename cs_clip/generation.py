@@ -513,4 +513,4 @@ def _rows(engine, parsed):
         fields = [{k: v for k, v in asdict(n).items() if k != 'caption'} for n in negatives]
         yield {'sentid': row['sentid'], 'image': row['image'], 'caption': g.caption, 'negatives': fields,
                'skipped': [{'kind': k, 'reason': r} for k, r in skipped.items()],
-               'shuffled': shuffled_caption(g, random.Random(digest(engine.seed, g.caption, 'shuffled')))}
+               'shuffled': shuffled_caption(g, engine._rng(g.caption, 'shuffled'))}
