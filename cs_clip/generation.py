@@ -399,7 +399,7 @@ class FirstRank:
     def __call__(self, pairs): return [None]*len(pairs)
 
 # %% ../nbs/04_generation.ipynb #8757449f
-RULES = 3 # raised when the rules here or in the lexicon change, so that negatives on disk made by older ones are not used again
+RULES = 4 # raised when the rules here or in the lexicon change, so that negatives on disk made by older ones are not used again
 
 class HardNegatives:
     "Captions, or scene graphs, to hard negatives: at most one of each kind a caption."
@@ -434,11 +434,12 @@ class HardNegatives:
         asked = [kind for kind in self.kinds if not kind.startswith('swap')]
         holes = {(n, kind): slots(g, kind, self._rng(g.caption, kind)) for n, g in enumerate(graphs) for kind in asked}
         flat = [(key, s) for key, found in holes.items() for s in found]
-        options = {key: [] for key in holes}
+        options = {key: [] for key in holes} # a list of negatives for each hole
         for (key, s), candidates in zip(flat, self.propose([s for _, s in flat])):
-            options[key] += [_negative(key[1], s.caption, *s.edit(c.word), c) for c in candidates]
-        scores = iter(self.rank([(n.caption, n.text) for found in options.values() for n in found]))
-        best = {key: self._best(key[1], [replace(n, contradiction=next(scores)) for n in found]) for key, found in options.items()}
+            options[key].append([_negative(key[1], s.caption, *s.edit(c.word), c) for c in candidates])
+        scores = iter(self.rank([(n.caption, n.text) for found in options.values() for hole in found for n in hole]))
+        best = {key: self._best(key[1], [[replace(n, contradiction=next(scores)) for n in hole] for hole in found if hole])
+                for key, found in options.items()}
         for n, g in enumerate(graphs):
             made, skipped = [], {}
             for kind in self.kinds:
@@ -449,12 +450,15 @@ class HardNegatives:
 
     def _best(self, kind, found):
         """The most contradictory; unranked, the likeliest. Chance decides between equals: an inference model that is sure of all of them would
-        by its last digits prefer the same few words everywhere, and a negative could be told by the word alone."""
+        by its last digits prefer the same few words everywhere, and a negative could be told by the word alone. First a hole is drawn,
+        then its filling: "left" has one opposite, which the many prepositions for "to the left of" would crowd out."""
         if not found: return None
-        if found[0].contradiction is None: return min(found, key=lambda n: (n.mlm_rank, -(n.mlm_probability or 0)))
-        highest = max(n.contradiction for n in found)
-        equals = [n for n in found if n.contradiction >= highest - self.tolerance]
-        return equals[self._rng(found[0].caption, f'{kind} equals').randrange(len(equals))]
+        flat = [n for hole in found for n in hole]
+        if flat[0].contradiction is None: return min(flat, key=lambda n: (n.mlm_rank, -(n.mlm_probability or 0)))
+        least = max(n.contradiction for n in flat) - self.tolerance
+        equals = [kept for hole in found if (kept := [n for n in hole if n.contradiction >= least])]
+        rng = self._rng(flat[0].caption, f'{kind} equals')
+        return rng.choice(rng.choice(equals))
 
     def _swap(self, g, kind):
         pairs = swaps(g, kind)

@@ -15,6 +15,7 @@ import io, json, zipfile
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
@@ -593,13 +594,20 @@ def _aro_row(seed, index, claim, swapped, which, attributes):
 # %% ../nbs/01_icon_world.ipynb #8f84a6c6
 LABELS = ('entailment', 'neutral', 'contradiction')
 IMPLIED = {('on', 'above'), ('riding', 'on'), ('riding', 'above'), ('holding', 'next to')} # the first makes the second true
-OPEN = {('above', 'on')} | {(a, b) for a in ('left of', 'right of', 'next to') for b in ('left of', 'right of', 'next to')
-                            if 'next to' in (a, b) and a != b} # the first leaves the second open
+# The first leaves the second open. 'Near' fits whatever stands together, so no relation denies it; who says 'next to' means side by side.
+OPEN = ({('above', 'on')} | {(a, b) for a in ('next to', 'holding') for b in ('left of', 'right of')} | {(r, 'next to') for r in RELATIONS})
 
 def infer(
     premise:Statement, hypothesis:Statement, # mentions at one position are about the same thing
 ) -> str: # one of `LABELS`
-    "What the premise says of the hypothesis."
+    "What the premise says of the hypothesis. Things that are only listed, or next to each other, may be named in any order."
+    if hypothesis.relation in ('', 'next to') and len(hypothesis.mentions) > 1:
+        orders = permutations(hypothesis.mentions[:2]) if hypothesis.relation else permutations(hypothesis.mentions)
+        rest = hypothesis.mentions[2:] if hypothesis.relation else ()
+        return min((_infer(premise, replace(hypothesis, mentions=o + rest)) for o in orders), key=LABELS.index)
+    return _infer(premise, hypothesis)
+
+def _infer(premise, hypothesis):
     votes = []
     for p, h in zip(premise.mentions, hypothesis.mentions):
         if p.noun != h.noun: votes.append('contradiction')
@@ -627,6 +635,7 @@ def _edits(claim, rng):
             if getattr(m, a): options.append(swap(i, **{a: ''}))
     if claim.relation:
         options += [replace(claim, relation=pick(list(RELATIONS), claim.relation)) for _ in range(3)]
+        if claim.relation in CONVERSE: options.append(replace(claim, relation=CONVERSE[claim.relation]))
         options += [replace(claim, relation='', mentions=ms), replace(claim, mentions=(ms[1], ms[0], *ms[2:]))]
     else: options += [replace(claim, mentions=ms[:-1])] if len(ms) > 1 else []
     if len(ms) < 3: options.append(replace(claim, mentions=(*ms, Mention(pick(list(NOUN), *(o.noun for o in ms))))))
@@ -643,9 +652,12 @@ def inference_pairs(
         claim, style = describe(scene, rng, colour=.6, size=.3), Style(rng)
         premise = say(claim, style)
         if rng.random() < .15 and (both := _both(claim, premise, style, rng)): yield premise, *both; continue
-        options = _edits(claim, rng)
-        edited = options[rng.integers(len(options))]
-        yield premise, say(edited, style if rng.random() < .7 else Style(rng)), infer(claim, edited)
+        # Each label equally often: were a contradiction the usual case, a model could do well without comparing the two texts.
+        options = {}
+        for edited in _edits(claim, rng): options.setdefault(infer(claim, edited), []).append(edited)
+        label = sorted(options)[rng.integers(len(options))]
+        edited = options[label][rng.integers(len(options[label]))]
+        yield premise, say(edited, style if rng.random() < .7 else Style(rng)), label
 
 def _both(claim, premise, style, rng):
     "The premise with a second adjective beside one it has ('red and blue'), and what the premise says of that."
