@@ -7,14 +7,14 @@ __all__ = ['SUGAR_CREPE', 'BENCHMARKS', 'Choice', 'Benchmark', 'crop', 'sugar_cr
            'too_close', 'controlled', 'retrieval', 'read_benchmark']
 
 # %% ../nbs/12_benchmarks.ipynb #76db984b
-import dataclasses, difflib, json, math, re
+import dataclasses, difflib, math, re
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
 from PIL import Image
-from .data import read_karpathy
-from .files import CSClipError, digest, read_json
+from .data import ImageStore, read_karpathy
+from .files import CSClipError, digest, field, read_json
 from .lexicon import same_meaning
 
 # %% ../nbs/12_benchmarks.ipynb #4f6f638b
@@ -41,8 +41,8 @@ class Benchmark:
 
     @property
     def digest(self) -> str:
-        "Names the choices and, where the pictures lie in one archive, the pictures."
-        return digest([list(c) for c in self.choices], *([self.images] if self.images.is_file() else []))
+        "Names the choices and, by the content of the archives and loose files that hold them, the pictures."
+        return digest([list(c) for c in self.choices], *ImageStore(self.images).files(c.image for c in self.choices))
 
 # %% ../nbs/12_benchmarks.ipynb #c9fed5bb
 def crop(
@@ -58,20 +58,14 @@ def crop(
     return picture.crop(inside), inside != (x, y, x + w, y + h)
 
 # %% ../nbs/12_benchmarks.ipynb #1c74ddc7
-_NUMBER = (int, float)
-_TYPES = {str: 'text', _NUMBER: 'a number', list: 'a list'}
-
-def _get(item, key, where, kind=str):
-    "`item[key]`, of the type it must have."
-    if not isinstance(item, dict) or key not in item: raise CSClipError(f'{where}: no key "{key}"')
-    value = item[key]
-    if not isinstance(value, kind) or (kind is str and not value.strip()):
-        raise CSClipError(f'{where}: "{key}" is {json.dumps(value)[:60]}; expected {_TYPES[kind]}')
-    return value
+def _text(item, key, where):
+    "`item[key]`, a text that says something."
+    if (text := field(item, key, str, where)).strip(): return text
+    raise CSClipError(f'{where}: "{key}" is blank; expected text')
 
 # %% ../nbs/12_benchmarks.ipynb #fd1c043e
 def _box(item, where):
-    x, y, w, h = (_get(item, f'bbox_{k}', where, _NUMBER) for k in 'xywh')
+    x, y, w, h = (field(item, f'bbox_{k}', (int, float), where) for k in 'xywh')
     if not all(map(math.isfinite, (x, y, w, h))) or min(round(w), round(h)) < 1:
         raise CSClipError(f'{where}: empty box {[x, y, w, h]}; expected bbox_w and bbox_h of a pixel or more')
     return round(x), round(y), round(w), round(h)
@@ -86,23 +80,13 @@ def _expected(path, key, published):
 SUGAR_CREPE = { # subset -> its published number of pairs
     'replace_obj': 1652, 'replace_att': 788, 'replace_rel': 1406, 'swap_obj': 245, 'swap_att': 666, 'add_obj': 2062, 'add_att': 692}
 
-def _refuse_twice(path):
-    def hook(pairs):
-        seen = set()
-        for key, _ in pairs:
-            if key in seen: raise CSClipError(f'{path}: "{key}" comes twice; ids and keys must be unique')
-            seen.add(key)
-        return dict(pairs)
-    return hook
-
 # %% ../nbs/12_benchmarks.ipynb #4f1b5075
 def _sugar_crepe_file(path, subset):
     items = read_json(path)
-    json.loads(Path(path).read_text(encoding='utf-8'), object_pairs_hook=_refuse_twice(path))
     if not isinstance(items, dict) or not items:
         raise CSClipError(f'{path}: no items; expected {{id: {{filename, caption, negative_caption}}}}')
     for id, item in items.items():
-        filename, right, wrong = (_get(item, k, f'{path}: item "{id}"') for k in ('filename', 'caption', 'negative_caption'))
+        filename, right, wrong = (_text(item, k, f'{path}: item "{id}"') for k in ('filename', 'caption', 'negative_caption'))
         yield Choice(f'{subset}-{id}', subset, filename, (right, wrong))
 
 # %% ../nbs/12_benchmarks.ipynb #4c1a99e2
@@ -122,11 +106,11 @@ def _vg_items(path):
     if not isinstance(items, list) or not items: raise CSClipError(f'{path}: no items; expected a list')
     for i, item in enumerate(items):
         where = f'{path}: item {i}'
-        texts = [_get(item, k, where) for k in ('true_caption', 'false_caption')]
-        yield where, item, _get(item, 'image_path', where), _box(item, where), *texts
+        texts = [_text(item, k, where) for k in ('true_caption', 'false_caption')]
+        yield where, item, _text(item, 'image_path', where), _box(item, where), *texts
 
 def _attributes(item, where):
-    pair = _get(item, 'attributes', where, list)
+    pair = field(item, 'attributes', list, where)
     if len(pair) != 2 or not all(isinstance(a, str) for a in pair):
         raise CSClipError(f'{where}: "attributes" is {pair}; expected two texts')
     return pair
@@ -137,7 +121,7 @@ def vg_relation(
     images:str|Path, # folder or archive of Visual Genome's pictures
 ) -> Benchmark:
     "VG-Relation (Yuksekgonul et al. 2023): 'X relation Y' against 'Y relation X', cropped to both. Raises `CSClipError` naming the item."
-    choices = [Choice(str(i), 'vg_relation', image, (right, wrong), box, _get(item, 'relation_name', where))
+    choices = [Choice(str(i), 'vg_relation', image, (right, wrong), box, _text(item, 'relation_name', where))
                for i, (where, item, image, box, right, wrong) in enumerate(_vg_items(path))]
     return Benchmark('vg_relation', choices, Path(images), {'vg_relation': _expected(path, 'vg_relation', 23937)})
 
@@ -175,7 +159,7 @@ class _Case(NamedTuple):
 def _relation_cases(path):
     "An object case and a relation case of each item of VG-Relation; `None` for another template."
     for i, (where, item, image, box, text, _) in enumerate(_vg_items(path)):
-        m = re.fullmatch(rf'(the (.+) is )({re.escape(_get(item, "relation_name", where))})( the )(.+)', text)
+        m = re.fullmatch(rf'(the (.+) is )({re.escape(_text(item, "relation_name", where))})( the )(.+)', text)
         if not m: yield None; continue
         head, subject, relation, the, target = m.groups()
         yield _Case(f'object-{i}', 'object', image, box, (head + relation + the, target, ''), subject)

@@ -7,11 +7,12 @@ __all__ = ['Foil', 'Record', 'Records', 'read_karpathy', 'load_supervision', 'Im
 
 # %% ../nbs/09_data.ipynb #33c7f902
 import collections, dataclasses, functools, io, os, struct, tarfile, threading, zipfile, zlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
-import numpy as np, pyarrow as pa, pyarrow.parquet as pq, torch
+import numpy as np, torch
 from PIL import Image, ImageOps
-from .files import CSClipError, digest, read_json
+from .files import CSClipError, digest, field, read_json, read_shard, shard_paths
 
 # %% ../nbs/09_data.ipynb #dcdc4afb
 class Foil(NamedTuple):
@@ -40,10 +41,6 @@ class Records(list):
     def digest(self) -> str: return digest(*[list(vars(r).values()) for r in self])
 
 # %% ../nbs/09_data.ipynb #43c4cedc
-def _field(item, key, where):
-    if not isinstance(item, dict) or key not in item: raise CSClipError(f'{where}: no key "{key}"')
-    return item[key]
-
 def _once(key, seen, where):
     if key in seen: raise CSClipError(f'{where}: comes twice; ids and images must be unique')
     seen.add(key)
@@ -51,14 +48,14 @@ def _once(key, seen, where):
 # %% ../nbs/09_data.ipynb #98cb9ecb
 def _karpathy_record(image, where, seen, skipped):
     "One entry of `images` as a `Record`, or `None` when no caption is left."
-    name = '/'.join(filter(None, (image.get('filepath', ''), _field(image, 'filename', where))))  # Flickr's file has no folders
+    folder = field(image, 'filepath', str, where) if 'filepath' in image else ''  # Flickr's file has no folders
+    name = '/'.join(filter(None, (folder, field(image, 'filename', str, where))))
     where = f'{where} ({name})'
     _once(name, seen, where)
     captions, sentids = [], []
-    for sentence in _field(image, 'sentences', where):
-        raw, sentid = _field(sentence, 'raw', f'{where}, sentences'), _field(sentence, 'sentid', f'{where}, sentences')
+    for i, sentence in enumerate(field(image, 'sentences', list, where)):
+        raw, sentid = (field(sentence, key, kind, f'{where}, sentences[{i}]') for key, kind in (('raw', str), ('sentid', int)))
         _once(sentid, seen, f'{where}, sentid {sentid}')
-        if not isinstance(raw, str): raise CSClipError(f'{where}, sentid {sentid}: "raw" is no text')
         if raw.strip(): captions.append(' '.join(raw.split())); sentids.append(sentid)
         else: skipped['empty caption'] += 1
     if captions: return Record(name, tuple(captions), tuple(sentids))
@@ -69,29 +66,16 @@ def read_karpathy(
     path:str|Path, # dataset_coco.json, dataset_flickr30k.json or one written like them
     split:str, # "train", "restval", "val", "test", or several joined by "+": "train+restval"
 ) -> Records: # in the file's order
-    "The records of a split. Raises `CSClipError` for a missing key, a duplicate image or sentid, or a split that the file lacks."
-    images = _field(read_json(path), 'images', path)
+    """The records of a split. Raises `CSClipError` for a key that is missing or holds something else, a duplicate image or sentid, and a
+    split that the file lacks."""
+    images = field(read_json(path), 'images', list, path)
     seen, skipped, records, splits, wanted = set(), collections.Counter(), [], set(), set(split.split('+'))
     for i, image in enumerate(images):
         where = f'{path}: images[{i}]'
-        splits.add(this := _field(image, 'split', where))
+        splits.add(this := field(image, 'split', str, where))
         if this in wanted and (r := _karpathy_record(image, where, seen, skipped)): records.append(r)
     if wanted - splits: raise CSClipError(f'{path}: no split "{"+".join(sorted(wanted - splits))}"; it has {", ".join(sorted(splits))}')
     return Records(records, skipped)
-
-# %% ../nbs/09_data.ipynb #a4785ad2
-_SUPERVISION = ('sentid', 'image', 'caption', 'negatives', 'shuffled')
-
-def _shards(folder):
-    "Tables of a folder's shards, in the order of their names."
-    paths = sorted(Path(folder).glob('*.parquet'))
-    if not paths: raise CSClipError(f'{folder}: no .parquet files; run the generate stage first')
-    for path in paths:
-        try: columns = set(pq.read_schema(path).names)
-        except (pa.ArrowException, OSError) as e: raise CSClipError(f'{path}: no readable Parquet file; generate it again') from e
-        if lacking := [c for c in _SUPERVISION if c not in columns]:
-            raise CSClipError(f'{path}: no column {", ".join(lacking)}; expected what the generate stage writes')
-        yield path, pq.read_table(path, columns=list(_SUPERVISION))
 
 # %% ../nbs/09_data.ipynb #21259aba
 def load_supervision(
@@ -99,8 +83,8 @@ def load_supervision(
 ) -> Records:
     "Records with negatives and shuffled captions. Raises `CSClipError` for a missing or foreign file and for a duplicate sentid."
     rows, seen = collections.defaultdict(list), set()
-    for path, table in _shards(folder):
-        for row in table.to_pylist():
+    for path in shard_paths(folder, 'generate'):
+        for row in read_shard(path, ('sentid', 'image', 'caption', 'negatives', 'shuffled'), 'generate'):
             _once(row['sentid'], seen, f'{path}: sentid {row["sentid"]}')
             foils = tuple(Foil(n['kind'], n['text']) for n in row['negatives'])
             rows[row['image']].append((row['caption'], row['sentid'], foils, row['shuffled']))
@@ -170,21 +154,26 @@ class ImageStore:
         return self._archives[path]
 
     def _find(self, name):
-        "(None, path) for a loose file, (archive, member) for a packed one, `None` when there is no such picture."
+        "(its file, `None`) for a loose picture, (archive, member) for a packed one, `None` when there is no such picture."
         if self.root.is_dir():
-            if (self.root/name).is_file(): return None, self.root/name
+            if (self.root/name).is_file(): return self.root/name, None
             paths = [self.root/f'{name.split("/")[0]}{suffix}' for suffix in ('.zip', '.tar')]
         else: paths = [self.root]
         for path in paths:
-            if path.is_file() and (member := (archive := self._archive(path)).find(name)): return archive.inner, member
+            if path.is_file() and (member := self._archive(path).find(name)): return path, member
 
     def __contains__(self, name:str) -> bool: return self._find(name) is not None
+
+    def files(self, names:Iterable[str]) -> list[Path]: # each once
+        "The archives and loose files that hold these pictures; a picture that is not there has none."
+        if self.root.is_file(): return [self.root]
+        return list(dict.fromkeys(found[0] for name in names if (found := self._find(name))))
 
     def open(self, name:str) -> Image.Image:
         "The picture as RGB. Raises `CSClipError` naming root and picture when it is missing, truncated or no image."
         if (found := self._find(name)) is None: raise CSClipError(f'{self.root}: no image "{name}", neither loose nor in a .zip or .tar')
-        archive, member = found
-        try: return _rgb(member.read_bytes() if archive is None else archive.read(member))
+        path, member = found
+        try: return _rgb(path.read_bytes() if member is None else self._archive(path).inner.read(member))
         except _BROKEN as e: raise CSClipError(f'{self.root}: image "{name}" is truncated or no image ({e}); fetch it again') from e
 
 # %% ../nbs/09_data.ipynb #e41ce179

@@ -269,6 +269,7 @@ def evaluate(
     counts = {'boxes_clipped': len(keys & embedder.clipped), 'items_without_picture': len(benchmark.choices) - len(choices)}
     return {'benchmark': benchmark.name, **result, 'provenance': {
         'code_version': cs_clip.__version__, 'data': benchmark.digest, 'model': embedder.digest,
+        'training': getattr(embedder.model, 'trained', None), # by what settings, from which base model and supervision
         'preprocessing': embedder.model.preprocess_cfg, 'counts': {**counts, **benchmark.skipped},
         'parameters': {'batch_size': embedder.batch_size, 'missing': missing, 'seed': seed, 'bootstrap_samples': SAMPLES}}}
 
@@ -277,7 +278,7 @@ def result_file(
     folder:str|Path, # results
     result:dict, # of `evaluate`
     run:str, # method-seed or method-variant-seed; the method alone for a model that was not trained here
-    world:str, # whose pictures and texts: icon_world, coco
+    world:str, # whose pictures and texts: IconWorld, COCO
 ) -> Path: # folder/run/benchmark.json
     "Write a result with its run, method, seed (`null` for a model not trained here) and world, whole or not at all."
     method, _, seed = run.rpartition('-')

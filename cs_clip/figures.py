@@ -8,7 +8,7 @@ __all__ = ['METHODS', 'PUBLISHED_AS', 'RC', 'GREY', 'RIGHT', 'WRONG', 'ELEMENTS'
            'Pair', 'choose_pairs', 'edited_words', 'figure2']
 
 # %% ../nbs/15_figures.ipynb #f5df8bf6
-import difflib, itertools, textwrap
+import difflib, functools, itertools, textwrap
 from pathlib import Path
 from typing import NamedTuple
 import matplotlib, matplotlib.style, numpy as np, pandas as pd
@@ -16,16 +16,11 @@ from matplotlib.lines import Line2D
 from matplotlib.figure import Figure
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from .benchmarks import crop
-from .files import CSClipError, atomic_write, read_json
+from .files import CSClipError, atomic_write, field, read_json
 from .published import published
 
 # %% ../nbs/15_figures.ipynb #52529065
-def _value(obj, key, kind, where):
-    "`obj[key]`, which must be of type `kind`."
-    if not isinstance(obj, dict) or key not in obj: raise CSClipError(f'{where}: no key "{key}"; evaluate this run again')
-    if not isinstance(obj[key], kind) or isinstance(obj[key], bool):
-        raise CSClipError(f'{where}: "{key}" is {obj[key]!r}; evaluate this run again')
-    return obj[key]
+_value = functools.partial(field, remedy='evaluate this run again')
 
 # %% ../nbs/15_figures.ipynb #27e4db31
 def _head(result, where):

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'NO_ELEMENT', 'NO_CANDIDATE', 'OPPOSITES', 'RULES', 'SCHEMA', 'Negative', 'Slot', 'edited_span', 'exchange',
-           'slots', 'swaps', 'shuffled_caption', 'Candidate', 'MLMPropose', 'RandomPropose', 'NLIRank', 'FirstRank',
-           'HardNegatives', 'generate_file']
+           'attribute_class', 'slots', 'swaps', 'shuffled_caption', 'Candidate', 'MLMPropose', 'RandomPropose',
+           'NLIRank', 'FirstRank', 'HardNegatives', 'generate_file']
 
 # %% ../nbs/04_generation.ipynb #0ee31927
 import random, re
@@ -17,15 +17,15 @@ from itertools import combinations, islice
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from .files import CSClipError, digest, file_digest, local_path, shard_fingerprint, write_json, write_shard
-from .lexicon import agrees, article, attribute_class, categories, forms, same_meaning, symmetric
-from .parsing import SceneGraph, SceneGraphParser
+from .files import (
+    CSClipError, digest, file_digest, local_path, read_shard, shard_fingerprint, shard_paths, struct_list, write_json, write_shard)
+from .lexicon import NUMERALS, SIZES, agrees, article, categories, forms, same_meaning, symmetric
+from .parsing import COLOURS, SceneGraph, SceneGraphParser, read_graphs
 
 # %% ../nbs/04_generation.ipynb #2eac18ea
 KINDS = ('replace_obj', 'replace_att', 'replace_rel', 'swap_obj', 'swap_att', 'add_obj', 'add_att') # SugarCrepe's names
@@ -62,14 +62,16 @@ class Slot:
     like: str
     lead: str = '' # put before the word, as ' and a '
     unlike: tuple = () # words that the new one must not mean either
-    attribute: str = 'other' # `lexicon.attribute_class` that the new word must have
+    attribute: str = 'other' # `attribute_class` that the new word must have
 
     def edit(self, word:str) -> tuple[int, int, str]: # start and end of what goes, and what comes in its place
         "The smallest edit that puts the word in: an indefinite article right before the hole follows its sound."
-        new = _article_before(self.lead, word) + _cased(word, self.caption[self.start:self.end])
-        before = _ARTICLE.search(self.caption[:self.start]) if not self.lead else None
-        if before is None or before[1].lower() == article(word): return self.start, self.end, new
-        return before.start(), self.end, _article_before(before[0], word) + new
+        start, original = self.start, self.caption[self.start:self.end]
+        capital = original[:1].isupper() and (_begins(self.caption, start) or not _own_capital(original))
+        new = _article_before(self.lead, word) + (_capitalised(word) if capital else word)
+        before = _ARTICLE.search(self.caption[:start]) if not self.lead else None
+        if before and before[1].lower() != article(word): start, new = before.start(), _article_before(before[0], word) + new
+        return start, self.end, new.upper() if self.caption.isupper() else new
 
     def masked(self, mask:str) -> str: return self.caption[:self.start] + self.lead + mask + self.caption[self.end:]
 
@@ -78,10 +80,13 @@ _ARTICLE = re.compile(r'\b(an?)(\s+)$', re.I)
 
 def _article_before(before, word): return _ARTICLE.sub(lambda m: m[1][0] + article(word)[1:] + m[2], before)
 
-def _cased(word, original):
-    "The word in the original's case: 'Dog', 'DOG' or 'dog'."
-    if len(original) > 1 and original.isupper(): return word.upper()
-    return word[:1].upper() + word[1:] if original[:1].isupper() else word
+def _capitalised(text): return text[:1].upper() + text[1:]
+
+def _begins(caption, start): return re.search(r'(^|[.!?])\W*$', caption[:start]) is not None # a sentence
+
+def _own_capital(text):
+    "Does a capital belong to the word, not to its place in a sentence or title? So it is in 'TV', and in 'Anna', whom no dictionary has as 'anna'."
+    return text[1:] != text[1:].lower() or not categories(re.match(r'\w*', text)[0])
 
 # %% ../nbs/04_generation.ipynb #7ba6f0f8
 def edited_span(
@@ -102,10 +107,18 @@ def exchange(
     a, b, # spans with `start`, `end` and `text`; `a` comes first
 ) -> str:
     "The caption with two spans exchanged, articles before them and the first letter of a sentence put right."
-    first, second = b.text, a.text
-    if re.search(r'(^|[.!?])\W*$', caption[:a.start]) and a.text[:1].isupper() and not (len(a.text) > 1 and a.text.isupper()):
-        first, second = first[:1].upper() + first[1:], second[:1].lower() + second[1:]
-    return (_article_before(caption[:a.start], first) + first + _article_before(caption[a.end:b.start], second) + second + caption[b.end:])
+    begin = [s.text[:1].isupper() and _begins(caption, s.start) for s in (a, b)]
+    inside = [s.text[:1].lower() + s.text[1:] if first and not _own_capital(s.text) else s.text for s, first in zip((a, b), begin)]
+    new_a, new_b = (_capitalised(text) if first else text for text, first in zip(inside[::-1], begin))
+    text = _article_before(caption[:a.start], new_a) + new_a + _article_before(caption[a.end:b.start], new_b) + new_b + caption[b.end:]
+    return text.upper() if caption.isupper() else text
+
+# %% ../nbs/04_generation.ipynb #4b38ca09
+def attribute_class(word:str) -> str: # 'colour', 'size', 'number' or 'other'
+    "What an attribute speaks of."
+    w = word.lower()
+    if w.split() and w.split()[-1] in COLOURS: return 'colour'
+    return 'size' if w in SIZES else 'number' if w in NUMERALS or w.isdigit() else 'other'
 
 # %% ../nbs/04_generation.ipynb #3136d4d3
 OPPOSITES = {'left': 'right', 'right': 'left', 'top': 'bottom', 'bottom': 'top', 'front': 'back', 'back': 'front'}
@@ -266,8 +279,12 @@ def _model(cls, name, device):
     model, info = _pretrained(cls, name, use_safetensors=True, output_loading_info=True)
     if missing := sorted(info['missing_keys']): # transformers would fill them at random
         raise CSClipError(f'{name}: its weights lack {missing[0]} ({len(missing)} in all); expected a checkpoint for {cls.__name__}')
+    try: model = model.to(device).eval()
+    except (RuntimeError, AssertionError) as e: # the latter by a torch that was built without the device
+        raise CSClipError(f'{name}: cannot go to device "{device}" ({str(e).splitlines()[0]}); expected "cpu", or an accelerator '
+                          'of this machine such as "cuda"') from None
     path = _local(name)
-    return model.to(device).eval(), file_digest(path) if isinstance(path, Path) else f'{name}@{model.config._commit_hash}'
+    return model, file_digest(path) if isinstance(path, Path) else f'{name}@{model.config._commit_hash}'
 
 # %% ../nbs/04_generation.ipynb #65d8acf8
 def _encode(tokenizer, model, texts):
@@ -399,7 +416,7 @@ class FirstRank:
     def __call__(self, pairs): return [None]*len(pairs)
 
 # %% ../nbs/04_generation.ipynb #8757449f
-RULES = 4 # raised when the rules here or in the lexicon change, so that negatives on disk made by older ones are not used again
+RULES = 5 # raised when the rules here or in the lexicon change, so that negatives on disk made by older ones are not used again
 
 class HardNegatives:
     "Captions, or scene graphs, to hard negatives: at most one of each kind a caption."
@@ -473,11 +490,10 @@ def _negative(kind, caption, start, end, new, candidate=None):
 
 # %% ../nbs/04_generation.ipynb #504f31e3
 _STR, _INT, _FLOAT = pa.string(), pa.int32(), pa.float32()
-_struct = lambda **fields: pa.list_(pa.struct(list(fields.items())))
 SCHEMA = pa.schema([('sentid', pa.int64()), ('image', _STR), ('caption', _STR),
-    ('negatives', _struct(kind=_STR, text=_STR, start=_INT, end=_INT, original=_STR, replacement=_STR, mlm_rank=_INT,
-                          mlm_probability=_FLOAT, contradiction=_FLOAT)),
-    ('skipped', _struct(kind=_STR, reason=_STR)),
+    ('negatives', struct_list(kind=_STR, text=_STR, start=_INT, end=_INT, original=_STR, replacement=_STR, mlm_rank=_INT,
+                              mlm_probability=_FLOAT, contradiction=_FLOAT)),
+    ('skipped', struct_list(kind=_STR, reason=_STR)),
     ('shuffled', _STR)]) # NegCLIP's negative; null where nothing can be exchanged
 
 # %% ../nbs/04_generation.ipynb #b88f575a
@@ -490,31 +506,25 @@ def generate_file(
     tolerance:float=0.,
 ) -> dict: # coverage: kind -> {'made': n, reason: n, ...}, and 'captions', 'shuffled'
     """Negatives for a folder of scene graphs. A killed run goes on after its last whole shard; one of other parameters, models or graphs
-    is never used again. Raises `CSClipError` where there are no graphs."""
-    graphs, out, engine = Path(graphs), Path(out), HardNegatives(None, propose, rank, kinds, seed, tolerance)
-    sources = sorted(graphs.glob('part-*.parquet'))
-    if not sources: raise CSClipError(f'{graphs}: no part-*.parquet; run the parse stage first')
+    is never used again. Raises `CSClipError` where there are no graphs or a shard of them is broken."""
+    sources, out, engine = shard_paths(graphs, 'parse'), Path(out), HardNegatives(None, propose, rank, kinds, seed, tolerance)
     for stale in set(out.glob('part-*.parquet')) - {out/s.name for s in sources}: stale.unlink()
     coverage = {k: Counter(made=0) for k in engine.kinds}
     total = Counter(captions=0, shuffled=0)
-    with tqdm(total=sum(pq.read_metadata(s).num_rows for s in sources), desc='hard negatives', unit='caption', disable=None) as bar:
-        for source in sources:
-            fingerprint = digest(engine.digest, file_digest(source), str(SCHEMA))
-            if shard_fingerprint(out/source.name) != fingerprint:
-                write_shard(out/source.name, list(_rows(engine, pq.read_table(source).to_pylist())), SCHEMA, fingerprint)
-            for row in pq.read_table(out/source.name, columns=['negatives', 'skipped', 'shuffled']).to_pylist():
-                total.update(captions=1, shuffled=row['shuffled'] is not None)
-                for n in row['negatives']: coverage[n['kind']]['made'] += 1
-                for s in row['skipped']: coverage[s['kind']][s['reason']] += 1
-            bar.update(pq.read_metadata(source).num_rows)
+    for source in tqdm(sources, 'hard negatives', unit='shard', disable=None):
+        path, fingerprint = out/source.name, digest(engine.digest, file_digest(source), str(SCHEMA))
+        if shard_fingerprint(path) != fingerprint: write_shard(path, list(_rows(engine, list(read_graphs(source)))), SCHEMA, fingerprint)
+        for row in read_shard(path, ('negatives', 'skipped', 'shuffled'), 'generate'):
+            total.update(captions=1, shuffled=row['shuffled'] is not None)
+            for n in row['negatives']: coverage[n['kind']]['made'] += 1
+            for s in row['skipped']: coverage[s['kind']][s['reason']] += 1
     result = {**{k: dict(c) for k, c in coverage.items()}, **total}
     write_json(out/'coverage.json', result)
     return result
 
 def _rows(engine, parsed):
-    graphs = [SceneGraph.from_row(r) for r in parsed]
-    for row, g, (negatives, skipped) in zip(parsed, graphs, engine.from_graphs(graphs)):
+    for (sentid, image, g), (negatives, skipped) in zip(parsed, engine.from_graphs(g for *_, g in parsed)):
         fields = [{k: v for k, v in asdict(n).items() if k != 'caption'} for n in negatives]
-        yield {'sentid': row['sentid'], 'image': row['image'], 'caption': g.caption, 'negatives': fields,
+        yield {'sentid': sentid, 'image': image, 'caption': g.caption, 'negatives': fields,
                'skipped': [{'kind': k, 'reason': r} for k, r in skipped.items()],
                'shuffled': shuffled_caption(g, engine._rng(g.caption, 'shuffled'))}

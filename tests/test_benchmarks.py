@@ -1,10 +1,12 @@
 "Readers of benchmark files: what they accept, what they refuse by name, what is a fair controlled case."
-import json
+import json, tempfile, zipfile
+from pathlib import Path
 import pytest
 from cs_clip.benchmarks import (
     BENCHMARKS, SUGAR_CREPE, controlled, crop, read_benchmark, retrieval, sugar_crepe, too_close, vg_attribution, vg_relation)
 from cs_clip.files import CSClipError, write_json
 from PIL import Image
+from tiny_clip import png
 
 PAIR = {'filename': '1.png', 'caption': 'a red cat and a blue dog', 'negative_caption': 'a blue cat and a red dog'}
 ITEM = {'image_path': '1.png', 'bbox_x': 1, 'bbox_y': 2, 'bbox_w': 9, 'bbox_h': 8, 'true_caption': 'the man is riding the horse',
@@ -49,7 +51,7 @@ def test_expected_counts_beside_the_files(tmp_path):
 @pytest.mark.parametrize('text, message', [
     ('{"0": %s, "0": %s}' % (json.dumps(PAIR), json.dumps(PAIR)), 'add_att.json: "0" comes twice'),
     (json.dumps({'5': {k: v for k, v in PAIR.items() if k != 'negative_caption'}}), 'add_att.json: item "5": no key "negative_caption"'),
-    (json.dumps({'5': {**PAIR, 'caption': ' '}}), 'item "5": "caption" is " "; expected text'),
+    (json.dumps({'5': {**PAIR, 'caption': ' '}}), 'item "5": "caption" is blank; expected text'),
     (json.dumps({'5': {**PAIR, 'caption': None}}), 'item "5": "caption" is null; expected text'),
     ('{}', 'add_att.json: no items'), ('[]', 'add_att.json: no items'), ('{"0": {"filename"', 'add_att.json: broken JSON')])
 def test_sugar_crepe_refuses(tmp_path, text, message):
@@ -147,3 +149,17 @@ def test_the_digest_names_choices_and_packed_pictures(tmp_path):
     (tmp_path/'b.zip').write_bytes(b'2')
     a, b, c = (vg_relation(tmp_path/'r.json', tmp_path/name).digest for name in ('a.zip', 'b.zip', 'a.zip'))
     assert a == c != b
+
+
+def test_the_digest_names_the_pictures_that_a_folder_holds(tmp_path):
+    def digest(**files):
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        for name, color in files.items():
+            if name == 'loose': (folder/'1.png').write_bytes(png(color))
+            else:
+                with zipfile.ZipFile(folder/f'{name}.zip', 'w') as z: z.writestr(zipfile.ZipInfo('1.png'), png(color))
+        write_json(tmp_path/'r.json', [{**ITEM, 'image_path': '1.png' if 'loose' in files else 'val/1.png'}])
+        return vg_relation(tmp_path/'r.json', folder).digest
+    assert digest(val='red') == digest(val='red') == digest(val='red', train='blue') != digest(val='blue')  # others' archives do not count
+    assert digest(loose='red') == digest(loose='red') != digest(loose='blue')
+    assert digest(val='red') != digest(train='red')  # the picture is not there

@@ -43,7 +43,8 @@ def test_flickrs_file_has_no_folders(tmp_path):
     ([{k: v for k, v in entry(2).items() if k != 'split'}], r'images\[0\].*"split"'),
     ([entry(7, sentences=[{'raw': 'a cat'}])], r'train/7.png.*"sentid"'),
     ([entry(7, sentences=[{'sentid': 1}])], r'train/7.png.*"raw"'),
-    ([entry(7, sentences=[{'sentid': 1, 'raw': 3}])], 'no text'),
+    ([entry(7, sentences=[{'sentid': 1, 'raw': 3}])], r'train/7.png\), sentences\[0\]: "raw" is 3; expected text'),
+    ([entry(7, sentences=[{'sentid': '1', 'raw': 'a cat'}])], '"sentid" is "1"; expected a whole number'),
     ([entry(1), entry(1)], r'images\[1\] \(train/1.png\).*twice'),
     ([entry(1), entry(2, sentences=[{'sentid': 1, 'raw': 'a'}])], 'sentid 1.*twice'),
     (['x'], 'images'), ([], 'no split "train"')])
@@ -51,6 +52,20 @@ def test_bad_files_name_file_and_item(tmp_path, images, message):
     path = written(tmp_path, *images)
     with pytest.raises(CSClipError, match=message) as e: read_karpathy(path, 'train')
     assert str(path) in str(e.value)
+
+
+@pytest.mark.parametrize('value', [None, 3, True, 'x', [], ['train'], {}])
+@pytest.mark.parametrize('key', ['images', 'split', 'filepath', 'filename', 'sentences', 'sentence', 'raw', 'sentid'])
+def test_a_value_of_another_type_is_refused_by_name(tmp_path, key, value):
+    "Whatever stands in the file, it is read or refused with the file's name; no other error."
+    image = entry(1)
+    if key in ('raw', 'sentid'): image['sentences'][0][key] = value
+    elif key == 'sentence': image['sentences'] = [value]
+    else: image[key] = value
+    (tmp_path/'dataset.json').write_text(json.dumps({'images': value if key == 'images' else [image]}))
+    try: records = read_karpathy(tmp_path/'dataset.json', 'train')
+    except CSClipError as e: assert str(tmp_path/'dataset.json') in str(e)
+    else: assert all(isinstance(x, str) for r in records for x in (r.image, *r.captions)) and all(type(i) is int for r in records for i in r.sentids)
 
 
 def test_unknown_split_lists_those_there(tmp_path):
@@ -108,6 +123,15 @@ def test_archives_are_read_in_place(tmp_path, kind, member):
     assert ImageStore(path).open('1.png').getpixel((0, 0)) == (255, 0, 0)
     assert 'val/1.png' not in ImageStore(path) or member == '1.png'
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
+
+
+def test_a_store_tells_which_files_hold_its_pictures(tmp_path):
+    packed(tmp_path, 'zip', {'train/1.png': png('red'), 'train/2.png': png('blue')})
+    (tmp_path/'val').mkdir()
+    (tmp_path/'val/1.png').write_bytes(png('red'))
+    names = ['train/2.png', 'val/1.png', 'train/1.png', 'test/1.png']
+    assert ImageStore(tmp_path).files(names) == [tmp_path/'train.zip', tmp_path/'val/1.png']
+    assert ImageStore(tmp_path/'train.zip').files(names) == [tmp_path/'train.zip']
 
 
 def encoded(image, format, **options):

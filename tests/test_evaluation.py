@@ -212,6 +212,12 @@ def test_embeddings_that_are_no_numbers(model, images):
     with pytest.raises(CSClipError, match='image "0.png": the model\'s embedding is not finite'): evaluate(Blind(model), benchmark(images))
 
 
+def test_a_result_says_how_its_model_was_trained(model, images):
+    class Trained(Counting): trained = {'parameters': {'method': 'sg', 'lr': 1e-5}, 'supervision': 'abc', 'base_model': 'def'}
+    assert evaluate(model, benchmark(images))['provenance']['training'] is None
+    assert evaluate(Trained(model), benchmark(images))['provenance']['training'] == Trained.trained
+
+
 def test_unknown_policy(model, images):
     with pytest.raises(CSClipError, match="missing 'ignore': expected"): evaluate(model, benchmark(images), missing='ignore')
 

@@ -96,7 +96,7 @@ def test_results_are_tidy_and_variants_stay_apart(results):
 
 
 @pytest.mark.parametrize('values, said', [({'world': 'COCO'}, 'measured on "COCO"'), ({'subsets': {'a': {'n': 1}}}, 'no key "expected"'),
-                                          ({'subsets': []}, '"subsets" is'), ({'run': None}, '"run" is None')])
+                                          ({'subsets': []}, '"subsets" is'), ({'run': None}, '"run" is null; expected text; evaluate this run again')])
 def test_broken_results_are_named(results, values, said):
     change(results/'sg-1/sugar_crepe.json', **values)
     with pytest.raises(CSClipError, match='sg-1/sugar_crepe.json') as error: load_results(results, 'IconWorld')

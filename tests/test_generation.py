@@ -3,13 +3,16 @@ import json
 import random
 import shutil
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from cs_clip import generation as gen
-from cs_clip.files import CSClipError
-from cs_clip.parsing import SCHEMA, Attribute, Object, Relation, SceneGraph, Span, write_shard
+from cs_clip.files import CSClipError, write_shard
+from cs_clip.parsing import COLOURS, SCHEMA, Attribute, Object, Relation, SceneGraph, SceneGraphParser, Span
+
+PARSER = SceneGraphParser()
 
 def graph(caption, objects=(), attributes=(), relations=()):
     "By hand: objects as noun phrases whose last word is the head, attributes as (word, object), relations as (text, subject, object)."
@@ -97,9 +100,38 @@ def test_an_added_object_does_not_break_the_verbs_agreement():
     assert gen.slots(graph('The dog is here', ['The dog']), 'add_obj', random.Random(0)) == []
     assert gen.slots(graph('A dog that rides', ['A dog']), 'add_obj', random.Random(0)) == []
 
-def test_case_of_the_original():
-    assert gen.Slot('A RED CAR', 2, 5, ('adjective',), 'RED').edit('orange') == (0, 5, 'An ORANGE')
-    assert gen.Slot('Dogs run', 0, 4, ('noun',), 'Dogs').edit('cats') == (0, 4, 'Cats')
+def test_attribute_classes():
+    assert [gen.attribute_class(w) for w in ('red', 'dark blue', 'tiny', 'two', '3', 'wooden', '')] == \
+        ['colour', 'colour', 'size', 'number', 'number', 'other', 'other']
+    assert {gen.attribute_class(w) for w in COLOURS} == {'colour'}
+
+@pytest.mark.parametrize('caption, word, new, expected', [
+    ('A RED CAR', 'RED', 'orange', 'AN ORANGE CAR'), ('A red car', 'red', 'orange', 'An orange car'), ('Dogs run', 'Dogs', 'cats', 'Cats run'),
+    ('Near a Car', 'Car', 'dog', 'Near a Dog'), ('a dog near a TV', 'TV', 'apple', 'a dog near an apple'), ('TV on a wall', 'TV', 'cat', 'Cat on a wall'),
+    ('a dog. Dogs run', 'Dogs', 'cats', 'a dog. Cats run'), ('a man hugs Anna', 'Anna', 'table', 'a man hugs table')])
+def test_a_new_word_takes_the_capitals_of_its_place_and_not_those_of_the_old_one(caption, word, new, expected):
+    start = caption.index(word)
+    start, end, text = gen.Slot(caption, start, start + len(word), ('noun',), word).edit(new)
+    assert caption[:start] + text + caption[end:] == expected
+
+@pytest.mark.parametrize('caption, a, b, expected', [
+    ('Dogs chase cats.', 'Dogs', 'cats', 'Cats chase dogs.'), ('Anna hugs Bert.', 'Anna', 'Bert', 'Bert hugs Anna.'),
+    ('TV beside a dog', 'TV', 'dog', 'Dog beside a TV'), ('Anna hugs an orange cat', 'Anna', 'cat', 'Cat hugs an orange Anna'),
+    ('A dog runs. Cats sleep.', 'dog', 'Cats', 'A cats runs. Dog sleep.'),
+    ('Black-haired girl and a tabby cat', 'Black-haired', 'tabby', 'Tabby girl and a black-haired cat'),
+    ('AN ORANGE CAR UNDER A BLUE BUS', 'ORANGE', 'BLUE', 'A BLUE CAR UNDER AN ORANGE BUS'), ('dogs chase Anna', 'dogs', 'Anna', 'Anna chase dogs')])
+def test_exchanged_words_keep_the_capitals_that_are_their_own(caption, a, b, expected):
+    assert gen.exchange(caption, *(Span(w, caption.index(w), caption.index(w) + len(w)) for w in (a, b))) == expected
+
+@pytest.mark.parametrize('case', [str.upper, str.lower])
+def test_every_negative_is_in_the_case_of_its_caption(case):
+    for caption in ('An orange car to the left of a blue umbrella', 'a red dog', 'two cats and a man riding a horse'):
+        for seed in range(5):
+            g = next(PARSER.parse([case(caption)]))
+            found, _ = made(g, FAKE, seed=seed)
+            texts = [n.text for n in found.values()] + [t for t in [gen.shuffled_caption(g, random.Random(seed))] if t]
+            assert texts and all(t == case(t) for t in texts)
+    assert made(graph('A RED DOG', ['A RED DOG']), FAKE)[0]['add_obj'].text == 'A RED DOG AND AN APPLE'
 
 def test_shuffled_caption():
     assert gen.shuffled_caption(PAIR, random.Random(0)) == 'a cat and a dog'
@@ -172,6 +204,9 @@ def test_unusable_models_are_named(bert_mlm, nli, tmp_path):
     with pytest.raises(CSClipError, match='bad.*contradiction'): gen.NLIRank(tmp_path/'bad')
     with pytest.raises(CSClipError, match='weights lack'): gen.MLMPropose(nli)
     with pytest.raises(CSClipError, match='empty'): gen.MLMPropose((tmp_path/'empty').mkdir() or tmp_path/'empty')
+    for device in ('gpu', 'cuda:99'):
+        for load, name in ((gen.MLMPropose, bert_mlm), (gen.NLIRank, nli)):
+            with pytest.raises(CSClipError, match=f'cannot go to device "{device}" .*expected "cpu"'): load(name, device=device)
     (shutil.copytree(bert_mlm, tmp_path/'cut')/'model.safetensors').write_bytes(b'no')
     with pytest.raises(CSClipError, match='cut'): gen.MLMPropose(tmp_path/'cut')
 
@@ -236,3 +271,12 @@ def test_shards_of_other_graphs_do_not_stay(parsed, tmp_path):
     assert gen.generate_file(parsed, tmp_path/'out', FAKE, gen.FirstRank())['captions'] == 10
     assert not (tmp_path/'out/part-00002.parquet').exists()
     with pytest.raises(CSClipError, match='run the parse stage'): gen.generate_file(tmp_path/'none', tmp_path/'out', FAKE, gen.FirstRank())
+
+@pytest.mark.parametrize('harm, said', [
+    (lambda path: path.write_bytes(path.read_bytes()[:-9]), 'no readable Parquet file'), (lambda path: path.write_bytes(b''), 'no readable Parquet file'),
+    (lambda path: write_shard(path, [{'x': 1}], pa.schema({'x': pa.int64()}), 'foreign'), 'no column sentid, image, caption'),
+    (lambda path: write_shard(path, [{'sentid': 77, 'image': '7.png', **CAR.to_row(), 'caption': 'a cat'}], SCHEMA, 'other'), 'sentid 77')])
+def test_broken_and_foreign_graphs_are_named(parsed, tmp_path, harm, said):
+    harm(parsed/'part-00001.parquet')
+    with pytest.raises(CSClipError, match=f'part-00001.parquet: {said}'): gen.generate_file(parsed, tmp_path/'out', FAKE, gen.FirstRank())
+    assert [p.name for p in (tmp_path/'out').iterdir()] == ['part-00000.parquet']

@@ -3,7 +3,7 @@ import pyarrow.parquet as pq, pytest
 from hypothesis import example, given, settings, strategies as st
 
 from cs_clip import icon_world as world
-from cs_clip.files import CSClipError
+from cs_clip.files import CSClipError, write_shard
 from cs_clip.parsing import SCHEMA, SceneGraph, SceneGraphParser, load_spacy, parse_file, read_graphs
 
 PARSER = SceneGraphParser()
@@ -114,7 +114,7 @@ def test_words_of_a_relation_may_stand_apart():
     ('three little pink magnets', {('three', 'magnets'), ('little', 'magnets'), ('pink', 'magnets')}),
     ('a dark blue car', {('dark blue', 'car')}), ('a wooden table and a metal chair', {('wooden', 'table'), ('metal', 'chair')}),
     ('an orange orange', {('orange', 'orange')}), ('a parked car', {('parked', 'car')}),
-    ('a mug that is violet', {('violet', 'mug')}), ('a girl in white', {('white', 'girl')})])
+    ('a mug that is violet', {('violet', 'mug')}), ('a turquoise mug', {('turquoise', 'mug')}), ('a girl in white', {('white', 'girl')})])
 def test_attributes(caption, expected): assert attributes(parse(caption)) == expected
 
 @pytest.mark.parametrize('caption,expected', [
@@ -172,6 +172,17 @@ def test_foreign_broken_and_surplus_shards_are_not_kept(tmp_path):
 def test_duplicate_ids_leave_nothing_behind(tmp_path):
     with pytest.raises(CSClipError, match=r'sentid 0 \(train/0.png\): comes twice'): parse_file([*ROWS, ROWS[0]], tmp_path/'out', shard_size=1)
     assert not (tmp_path/'out').exists()
+
+@pytest.mark.parametrize('caption, said', [(None, 'expected text, found NoneType'), (3, 'expected text, found int'), ('a'*1_000_001, '1000001 characters')])
+def test_a_row_that_cannot_be_parsed_is_named_by_its_id(tmp_path, caption, said):
+    rows = [*ROWS, (77, 'train/7.png', caption)]
+    with pytest.raises(CSClipError, match=rf'^sentid 77 \(train/7.png\): {said}'): parse_file(rows, tmp_path/'out', shard_size=1)
+    assert not (tmp_path/'out').exists()
+
+def test_a_stored_graph_that_does_not_fit_is_named(tmp_path):
+    row = parse('a red bus').to_row() | {'caption': 'a green bus'}
+    write_shard(tmp_path/'part-00000.parquet', [{'sentid': 77, 'image': '7.png', **row}], SCHEMA, 'abc')
+    with pytest.raises(CSClipError, match="part-00000.parquet: sentid 77: .*not 'bus'"): list(read_graphs(tmp_path))
 
 def test_nothing_to_read_is_named(tmp_path):
     with pytest.raises(CSClipError, match='run the parse stage first'): list(read_graphs(tmp_path))
