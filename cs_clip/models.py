@@ -46,6 +46,8 @@ class DualEncoder(nn.Module):
 
     `preprocess` (PIL image -> float [3, H, W]) is the inference one and serves training too: a random flip would make "left of" false.
     Embeddings are float32 whatever the precision of the weights."""
+    trained:dict|None = None # what `training.json` beside the weights says
+
     def __init__(self,
         clip:nn.Module, # an open_clip `CLIP` or `CustomTextCLIP`
         model_cfg:dict, # what open_clip builds it from
@@ -199,4 +201,6 @@ def load(
     except (urllib.error.URLError, OSError, RuntimeError, ValueError, TypeError, KeyError, SafetensorError) as e:
         reason = (str(e).strip() or type(e).__name__).splitlines()[0]
         raise CSClipError(f'{name}: cannot be loaded ({reason}); expected {_FORMS}, with weights that fit its configuration') from e
-    return DualEncoder(clip.eval(), cfg, tokenizer)
+    encoder = DualEncoder(clip.eval(), cfg, tokenizer)
+    if name.startswith('local-dir:') and (facts := _local_folder(name)/'training.json').exists(): encoder.trained = read_json(facts)
+    return encoder
