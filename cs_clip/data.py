@@ -115,6 +115,7 @@ class _Tar:
     def read(self, name):
         offset, size = self.members[name]
         return os.pread(self.file.fileno(), size, offset)
+    def crc(self, name): return zlib.crc32(self.read(name))
 
 class _Zip:
     def __init__(self, path):
@@ -122,6 +123,7 @@ class _Zip:
         self.members = {i.filename: i for i in self.file.infolist() if not i.is_dir()}
     def read(self, name):
         with self.lock: return self.file.read(self.members[name])
+    def crc(self, name): return self.members[name].CRC
 
 # %% ../nbs/09_data.ipynb #6c43815f
 class _Archive:
@@ -180,10 +182,18 @@ class ImageStore:
 
     def __contains__(self, name:str) -> bool: return self._find(name) is not None
 
+    def _found(self, name):
+        if found := self._find(name): return found
+        raise CSClipError(f'{self.root}: no image "{name}", neither loose nor in a .zip or .tar')
+
+    def digest(self, names:list[str]) -> str:
+        "Names the pictures' bytes, however they are packed: a zip lists its members' CRC-32, other files are read. Raises `CSClipError` as `open`."
+        found = ((name, *self._found(name)) for name in names)
+        return digest(*[[name, zlib.crc32(member.read_bytes()) if archive is None else archive.crc(member)] for name, archive, member in found])
+
     def open(self, name:str) -> Image.Image:
         "The picture as RGB. Raises `CSClipError` naming root and picture when it is missing, truncated or no image."
-        if (found := self._find(name)) is None: raise CSClipError(f'{self.root}: no image "{name}", neither loose nor in a .zip or .tar')
-        archive, member = found
+        archive, member = self._found(name)
         try: return _rgb(member.read_bytes() if archive is None else archive.read(member))
         except _BROKEN as e: raise CSClipError(f'{self.root}: image "{name}" is truncated or no image ({e}); fetch it again') from e
 
