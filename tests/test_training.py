@@ -167,8 +167,8 @@ def other_pictures(world, folder):
     return {**world, 'images': folder/'train'}
 
 CHANGES = {  # what a run depends on, changed
-    'lr': {'lr': 2e-3}, 'seed': {'seed': 1}, 'method': {'method': 'clip_ft'}, 'margin': {'own': {'margin': .2}}, 'data': {'records': tiny_records(11)},
-    'preprocessing': {'mean': (0., 0., 0.)}, 'pictures': {}, 'rules': {}}
+    'lr': {'lr': 2e-3}, 'seed': {'seed': 1}, 'method': {'method': 'clip_ft'}, 'margin': {'own': {'margin': .2}},
+    'data': {'records': tiny_records(11)}, 'preprocessing': {'mean': (0., 0., 0.)}, 'pictures': {}, 'rules': {}}
 
 def run_changed(world, out, monkeypatch, change):
     "The run in `out` again, but for one change; the number of steps that it made."
@@ -286,20 +286,25 @@ def test_parameters_are_merged_by_method():
 @pytest.mark.parametrize('method, common, methods, message', [
     ('sgd', {}, {}, 'clip_ft, negclip, sg'), ('clip', {}, {}, 'base model'), ('sg', {'lrr': 1}, {}, 'lrr; expected some of .*lr'),
     ('sg', {}, {'nega': {}}, 'clip_ft, negclip, sg'), ('sg', {}, {'negclip': {'margin': 1}}, 'margin'),
-    ('sg', {}, {'sg': 3}, 'train.methods.sg is 3'), ('sg', {}, ['sg'], r'train.methods is \['), ('sg', {}, {'negclip': {'lr': 0}}, 'train.methods.negclip: lr is 0')])
+    ('sg', {}, {'sg': 3}, 'train.methods.sg is 3'), ('sg', {}, ['sg'], r'train.methods is \['),
+    ('sg', {}, {'negclip': {'lr': 0}}, 'train.methods.negclip: lr is 0')])
 def test_unknown_parameters(method, common, methods, message):
     with pytest.raises(CSClipError, match=message): run_parameters(method, common, methods)
 
 
-def test_every_parameter_has_its_values(): assert set(VALUES) == {*LOOP, 'seed', 'keep_images', *(k for c in OBJECTIVES.values() for k in own_parameters(c))}
+def test_every_parameter_has_its_values():
+    assert set(VALUES) == {*LOOP, 'seed', 'keep_images', *(k for cls in OBJECTIVES.values() for k in own_parameters(cls))}
 
 
 NONSENSE = {  # for each parameter what it must not be; all refuse these
-    **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours'), [0, 2.5]), **dict.fromkeys(('seed', 'warmup', 'workers'), [-5, 1.]),
-    'lr': [0, -1e-5], **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight'), [-.1]), **dict.fromkeys(('symmetric', 'balance', 'keep_images'), [0, 1]),
+    **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours'), [0, 2.5]), 'lr': [0, -1e-5],
+    **dict.fromkeys(('seed', 'warmup', 'workers'), [-5, 1.]), **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight'), [-.1]),
+    **dict.fromkeys(('symmetric', 'balance', 'keep_images'), [0, 1]),
     'precision': ['fp8', None], 'grad_clip': [0, -1], 'betas': [[.9], [.9, 1], [.9, -.1], [.9, 'x'], [.9, .98, .99]]}
 
-@pytest.mark.parametrize('name, value', [(name, value) for name in VALUES for value in [*NONSENSE[name], 'x', float('nan'), float('inf'), [1], {}]])
+EVERYWHERE = ['x', float('nan'), float('inf'), [1], {}]
+
+@pytest.mark.parametrize('name, value', [(name, value) for name in VALUES for value in NONSENSE[name] + EVERYWHERE])
 def test_values_that_make_no_sense(name, value):
     with pytest.raises(CSClipError, match=f'^train: {name} is .*; expected {re.escape(VALUES[name][0])}$'):
         if name in ('seed', 'keep_images'): train_run('sg', 'none', 'none', 'none', 'none', **{name: value})
