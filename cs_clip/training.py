@@ -171,7 +171,7 @@ def _run(objective, model, pixels, out, facts, accelerator, checkpoint_every, wo
     if rows := _ended(out, facts, model.eval()):
         checkpoint.unlink(missing_ok=True)  # of a run that was killed between its last two lines
         return rows
-    objective.prepare(_embedder(model.eval(), pixels, accelerator))
+    objective.prepare(_embedder(model, pixels, accelerator))
     optimizer = make_optimizer(model, p['weight_decay'], p['betas'])
     rows = _load_checkpoint(checkpoint, fingerprint, model, optimizer)
     start = len(rows)
