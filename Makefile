@@ -40,7 +40,7 @@ world: setup ## build the embedded world and models anew, from seeds (about half
 		$(BIN)/papermill --no-progress-bar -k python3 nbs/build/$$name.ipynb artifacts/notebooks/build-$$name.ipynb || exit 1; done
 	@echo "data/ is built; keep it with: $(BIN)/dvc add data && $(BIN)/dvc push data.dvc"
 
-params: setup ## params.yaml from conf/ for PROFILE (default icon_world)
+params: data ## params.yaml from conf/ for PROFILE (default icon_world)
 	@$(BIN)/python -c 'from cs_clip.cli import write_params; write_params("$(PROFILE)")'
 
 preflight: setup ## what PROFILE still needs (files, models, space, device); starts nothing

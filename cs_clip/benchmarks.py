@@ -41,8 +41,9 @@ class Benchmark:
 
     @property
     def digest(self) -> str:
-        "Names the choices and, by the content of the archives and loose files that hold them, the pictures."
-        return digest([list(c) for c in self.choices], *ImageStore(self.images).files(c.image for c in self.choices))
+        "Names the choices and those of their pictures that are there."
+        store = ImageStore(self.images)
+        return digest([list(c) for c in self.choices], store.digest([n for n in dict.fromkeys(c.image for c in self.choices) if n in store]))
 
 # %% ../nbs/12_benchmarks.ipynb #c9fed5bb
 def crop(

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['INPUTS', 'one_line_errors', 'compose', 'write_params', 'clip_is_here', 'text_model_is_here', 'inputs', 'machine',
-           'cs_clip_preflight', 'caption_rows', 'cs_clip_negatives', 'settings', 'cs_clip_train', 'cs_clip_evaluate']
+           'cs_clip_preflight', 'caption_rows', 'cs_clip_negatives', 'cs_clip_train', 'cs_clip_evaluate']
 
 # %% ../nbs/18_cli.ipynb #710f93ea
 import functools, os, shutil, sys, tempfile
@@ -18,16 +18,17 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
+from open_clip import get_model_config
 from open_clip.pretrained import get_pretrained_cfg
 
 from .benchmarks import read_benchmark
-from .data import read_karpathy
+from .data import ImageStore, read_karpathy
 from .evaluation import evaluate, result_file
-from .files import CSClipError, local_path, project_root, write_text
+from .files import CSClipError, local_path, project_root, read_json, write_text
 from .generation import KINDS, MLMPropose, NLIRank, generate_file
 from .models import load
 from .parsing import parse_file
-from .stage import parse_setting
+from .stage import parse_settings
 from .training import train_run
 
 # %% ../nbs/18_cli.ipynb #16416ff4
@@ -61,47 +62,79 @@ def write_params(profile:str):
     write_text(project_root()/'params.yaml', compose(profile))
 
 # %% ../nbs/18_cli.ipynb #23be687f
-def _in_cache(repository, *alternatives): # a model folder of the hub has one of them
-    try: return any(isinstance(try_to_load_from_cache(repository, name), str) for name in alternatives)
-    except HFValidationError: return False  # a path that is not there
+def _file(repository, *alternatives) -> str|None:
+    "The first of `alternatives` that a folder, or the cache of a repository of the hub, has."
+    if (folder := local_path(repository)).is_dir(): return next((str(path) for name in alternatives for path in sorted(folder.glob(name))), None)
+    try: return next((path for name in alternatives if isinstance(path := try_to_load_from_cache(repository, name), str)), None)
+    except HFValidationError: return None  # a path that is not there
+
+_TOKENIZER = 'tokenizer.json', 'vocab.txt', 'vocab.json'
+_CLIP = 'open_clip_model.safetensors', 'open_clip_pytorch_model.bin', '*.safetensors', '*.bin', '*.pth'  # the last three from folders alone
 
 def clip_is_here(
     name:str, # as `models.load` takes it
 ) -> bool:
-    "Whether a dual encoder can be loaded without the network."
-    weights = 'open_clip_model.safetensors', 'open_clip_pytorch_model.bin'
+    "Whether a dual encoder can be loaded without the network. Raises `CSClipError` for a configuration that is no JSON."
     kind, _, rest = name.partition(':')
-    if kind == 'local-dir': return (local_path(rest)/'open_clip_config.json').exists()
-    if kind == 'hf-hub': return _in_cache(rest, 'open_clip_config.json') and _in_cache(rest, *weights)
-    architecture, _, tag = name.rpartition('/')
-    cfg = get_pretrained_cfg(architecture, tag)
-    repository, _, file = cfg.get('hf_hub', '').rpartition('/')
-    return bool(repository) and _in_cache(repository, *([file] if file else weights))
+    if kind in ('local-dir', 'hf-hub'):
+        weights, config = _file(rest, *_CLIP), _file(rest, 'open_clip_config.json')
+        cfg = config and read_json(config).get('model_cfg')
+    else:
+        architecture, _, tag = name.rpartition('/')
+        repository, _, file = get_pretrained_cfg(architecture, tag).get('hf_hub', '').rpartition('/')
+        weights, cfg = repository and _file(repository, *([file] if file else _CLIP)), get_model_config(architecture)
+    if not (weights and cfg): return False
+    tokenizer = cfg.get('text_cfg', {}).get('hf_tokenizer_name')
+    if tokenizer and kind == 'local-dir': tokenizer = rest  # open_clip takes the folder's own, whatever the name
+    return not tokenizer or all(_file(tokenizer, *names) for names in (['tokenizer_config.json'], _TOKENIZER))
 
 def text_model_is_here(
     name:str, # a folder, or a repository of the hub
 ) -> bool:
     "Whether a transformers model can be loaded without the network."
-    if (folder := local_path(name)).is_dir(): return (folder/'config.json').exists()
-    return _in_cache(name, 'config.json') and _in_cache(name, 'model.safetensors', 'pytorch_model.bin')
+    return all(_file(name, *names) for names in (['config.json'], ['model.safetensors'], _TOKENIZER))
 
 # %% ../nbs/18_cli.ipynb #9648782c
-INPUTS = [
-    ('parse', 'karpathy', 'file'), ('generate', 'mlm', 'text model'), ('generate', 'nli', 'text model'), ('train', 'model', 'dual encoder'),
-    ('train', 'images', 'file'), ('evaluate', 'sugar_crepe', 'file'), ('evaluate', 'images', 'file'), ('evaluate', 'vg_relation', 'file'),
-    ('evaluate', 'vg_attribution', 'file'), ('evaluate', 'vg_images', 'file'), ('evaluate', 'karpathy', 'file'), ('evaluate', 'images_root', 'file'),
+INPUTS = [ # stage, parameter, what it names, and the lists whose pictures it must have
+    ('parse', 'karpathy', 'list', ['train']), ('generate', 'mlm', 'text model', []), ('generate', 'nli', 'text model', []),
+    ('train', 'model', 'dual encoder', []), ('train', 'images', 'pictures', ['train']),
+    ('evaluate', 'sugar_crepe', 'list', ['sugar_crepe']), ('evaluate', 'images', 'pictures', ['sugar_crepe']),
+    ('evaluate', 'vg_relation', 'list', ['vg_relation']), ('evaluate', 'vg_attribution', 'list', ['vg_attribution']),
+    ('evaluate', 'vg_images', 'pictures', ['vg_relation', 'vg_attribution']),
+    ('evaluate', 'karpathy', 'list', ['retrieval']), ('evaluate', 'images_root', 'pictures', ['retrieval']),
 ]
-_IS_HERE = {'file': lambda path: local_path(path).exists(), 'text model': text_model_is_here, 'dual encoder': clip_is_here}
+
+def _listed(sections) -> dict:
+    "List -> the names of its pictures; `None` for one that cannot be read."
+    parse, paths = sections['parse'], {k: v if k == 'split' else local_path(v) for k, v in sections['evaluate'].items() if isinstance(v, str)}
+    def read(name):
+        try:
+            if name == 'train': return [r.image for r in read_karpathy(local_path(parse['karpathy']), parse['split'])]
+            return [c.image for c in read_benchmark(name, **paths).choices]
+        except CSClipError: return None
+    return {name: read(name) for name in ('train', 'sugar_crepe', 'vg_relation', 'vg_attribution', 'retrieval')}
+
+def _pictures_are_here(root, lists):
+    "Whether a store has a picture of each folder that `lists` name."
+    names = {name.rpartition('/')[0]: name for names in lists if names for name in reversed(names)}.values()
+    try:
+        store = ImageStore(local_path(root))
+        return all(name in store for name in names)
+    except CSClipError: return False  # no store, or a broken archive
+
+_IS_HERE = {'text model': lambda name, _: text_model_is_here(name), 'dual encoder': lambda name, _: clip_is_here(name),
+            'list': lambda _, lists: None not in lists, 'pictures': _pictures_are_here}
 
 def inputs(
     sections:dict, # of `params.yaml`
 ) -> Iterator[tuple[str, str, bool]]: # the parameter that names it, its name, whether it is here
-    "Files and models that the stages take from outside, each once, in the order of the stages."
-    seen = set()
-    for stage, parameter, kind in INPUTS:
+    "Files and models that the stages take from outside, in the order of the stages; what several of them need alike comes once."
+    seen, listed = set(), _listed(sections)
+    for stage, parameter, kind, lists in INPUTS:
         name = sections[stage][parameter]
-        if (kind, name) not in seen: yield f'{stage}.{parameter}', name, _IS_HERE[kind](name)
-        seen.add((kind, name))
+        found = name, _IS_HERE[kind](name, [listed[n] for n in lists])
+        if found not in seen: yield f'{stage}.{parameter}', *found
+        seen.add(found)
 
 # %% ../nbs/18_cli.ipynb #44eeb89a
 def machine(
@@ -152,23 +185,21 @@ def cs_clip_negatives(
     split:str='train', # of a .json
     mlm:str='bert-base-uncased', # masked language model that proposes: folder or hub name
     nli:str='roberta-large-mnli', # inference model that ranks: folder or hub name
+    k:int=16, # candidates a span, the paper's K
+    tolerance:float=0., # candidates whose contradiction is this close to the highest count as equals; the paper takes the highest alone
     kinds:Param('which kinds of negative', str, nargs='*')=KINDS,
     seed:int=0, # of the choice of elements
     device:str='cpu', # of both models
 ) -> int:
     "Parse captions and generate hard negatives."
-    propose, rank = MLMPropose(mlm, device=device), NLIRank(nli, device=device)
+    propose, rank = MLMPropose(mlm, k, device), NLIRank(nli, device)
     parsed = parse_file(caption_rows(captions, split), Path(out)/'graphs')
-    coverage = generate_file(Path(out)/'graphs', out, propose, rank, tuple(kinds), seed=seed)
+    coverage = generate_file(Path(out)/'graphs', out, propose, rank, tuple(kinds), seed, tolerance)
     print(f'{parsed["captions"]} captions, {parsed["empty"]} empty ones left out')
     for kind in kinds: print(f'{kind:12s}', ', '.join(f'{reason} {n}' for reason, n in coverage[kind].items()))
     return 0
 
 # %% ../nbs/18_cli.ipynb #84704e37
-def settings(pairs:list[str]) -> dict:
-    "`['steps=4', 'lr=1e-5']` as a dictionary, values read as YAML."
-    return dict(map(parse_setting, pairs or ()))
-
 @call_parse
 @one_line_errors
 def cs_clip_train(
@@ -181,7 +212,8 @@ def cs_clip_train(
     set:Param('parameters of the loop or the method, such as steps=1000 lr=1e-5', str, nargs='*')=None,
 ) -> int:
     "Fine-tune a dual encoder. A run that was killed goes on when started again."
-    log = train_run(method, model, supervision, images, out, seed, **settings(set))
+    own = dict(method=method, model=model, supervision=supervision, images=images, out=out, seed=seed)
+    log = train_run(**own, **parse_settings(set or (), own))
     print(f'{out}: {len(log)} steps, loss {log[0]["loss"]:.3f} -> {log[-1]["loss"]:.3f}')
     return 0
 
@@ -193,14 +225,14 @@ def cs_clip_evaluate(
     benchmark:str, # sugar_crepe, vg_relation, vg_attribution, controlled or retrieval
     out:str, # folder of results: the score goes to OUT/RUN/BENCHMARK.json
     paths:Param('where it lies, such as sugar_crepe=FOLDER images=val2017.zip; what is missing is said', str, nargs='*')=None,
+    world:Param('whose pictures and texts, such as IconWorld or COCO: figures and tables take the results of one world', str, required=True)=None,
     run:str='clip', # what the model is called there: METHOD-SEED, or the method alone
-    world:str='COCO', # whose pictures and texts
     device:str='cpu', # such as cuda
     batch_size:int=256, # pictures or texts embedded at once
     missing:str='error', # skip: leave out items whose picture is missing, and count them
 ) -> int:
     "Score a dual encoder on a benchmark."
-    items = read_benchmark(benchmark, **settings(paths))
+    items = read_benchmark(benchmark, **{k: str(v) for k, v in parse_settings(paths or (), ['name']).items()})  # a folder may be called 2017
     result = evaluate(load(model, device), items, batch_size, missing)
     path = result_file(out, result, run, world)
     for name, s in result['subsets'].items(): print(f'{name:14s} {s["accuracy"]:.3f}  {s["n"]} of {s["expected"]}')

@@ -7,7 +7,6 @@ __all__ = ['Foil', 'Record', 'Records', 'read_karpathy', 'load_supervision', 'Im
 
 # %% ../nbs/09_data.ipynb #33c7f902
 import collections, dataclasses, functools, io, os, struct, tarfile, threading, zipfile, zlib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np, torch
@@ -99,6 +98,7 @@ class _Tar:
     def read(self, name):
         offset, size = self.members[name]
         return os.pread(self.file.fileno(), size, offset)
+    def crc(self, name): return zlib.crc32(self.read(name))
 
 class _Zip:
     def __init__(self, path):
@@ -106,6 +106,7 @@ class _Zip:
         self.members = {i.filename: i for i in self.file.infolist() if not i.is_dir()}
     def read(self, name):
         with self.lock: return self.file.read(self.members[name])
+    def crc(self, name): return self.members[name].CRC
 
 # %% ../nbs/09_data.ipynb #6c43815f
 class _Archive:
@@ -154,26 +155,29 @@ class ImageStore:
         return self._archives[path]
 
     def _find(self, name):
-        "(its file, `None`) for a loose picture, (archive, member) for a packed one, `None` when there is no such picture."
+        "(None, path) for a loose file, (archive, member) for a packed one, `None` when there is no such picture."
         if self.root.is_dir():
-            if (self.root/name).is_file(): return self.root/name, None
+            if (self.root/name).is_file(): return None, self.root/name
             paths = [self.root/f'{name.split("/")[0]}{suffix}' for suffix in ('.zip', '.tar')]
         else: paths = [self.root]
         for path in paths:
-            if path.is_file() and (member := self._archive(path).find(name)): return path, member
+            if path.is_file() and (member := (archive := self._archive(path)).find(name)): return archive.inner, member
 
     def __contains__(self, name:str) -> bool: return self._find(name) is not None
 
-    def files(self, names:Iterable[str]) -> list[Path]: # each once
-        "The archives and loose files that hold these pictures; a picture that is not there has none."
-        if self.root.is_file(): return [self.root]
-        return list(dict.fromkeys(found[0] for name in names if (found := self._find(name))))
+    def _found(self, name):
+        if found := self._find(name): return found
+        raise CSClipError(f'{self.root}: no image "{name}", neither loose nor in a .zip or .tar')
+
+    def digest(self, names:list[str]) -> str:
+        "Names the pictures' bytes, however they are packed: a zip lists its members' CRC-32, other files are read. Raises `CSClipError` as `open`."
+        found = ((name, *self._found(name)) for name in names)
+        return digest(*[[name, zlib.crc32(member.read_bytes()) if archive is None else archive.crc(member)] for name, archive, member in found])
 
     def open(self, name:str) -> Image.Image:
         "The picture as RGB. Raises `CSClipError` naming root and picture when it is missing, truncated or no image."
-        if (found := self._find(name)) is None: raise CSClipError(f'{self.root}: no image "{name}", neither loose nor in a .zip or .tar')
-        path, member = found
-        try: return _rgb(path.read_bytes() if member is None else self._archive(path).inner.read(member))
+        archive, member = self._found(name)
+        try: return _rgb(member.read_bytes() if archive is None else archive.read(member))
         except _BROKEN as e: raise CSClipError(f'{self.root}: image "{name}" is truncated or no image ({e}); fetch it again') from e
 
 # %% ../nbs/09_data.ipynb #e41ce179

@@ -145,9 +145,9 @@ def test_by_name(tmp_path):
 
 def test_the_digest_names_choices_and_packed_pictures(tmp_path):
     write_json(tmp_path/'r.json', [ITEM])
-    (tmp_path/'a.zip').write_bytes(b'1')
-    (tmp_path/'b.zip').write_bytes(b'2')
-    a, b, c = (vg_relation(tmp_path/'r.json', tmp_path/name).digest for name in ('a.zip', 'b.zip', 'a.zip'))
+    for name, color in {'a': 'red', 'b': 'blue', 'c': 'red'}.items():
+        with zipfile.ZipFile(tmp_path/f'{name}.zip', 'w') as z: z.writestr('1.png', png(color))
+    a, b, c = (vg_relation(tmp_path/'r.json', tmp_path/f'{name}.zip').digest for name in 'abc')
     assert a == c != b
 
 

@@ -125,13 +125,17 @@ def test_archives_are_read_in_place(tmp_path, kind, member):
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
 
 
-def test_a_store_tells_which_files_hold_its_pictures(tmp_path):
-    packed(tmp_path, 'zip', {'train/1.png': png('red'), 'train/2.png': png('blue')})
-    (tmp_path/'val').mkdir()
-    (tmp_path/'val/1.png').write_bytes(png('red'))
-    names = ['train/2.png', 'val/1.png', 'train/1.png', 'test/1.png']
-    assert ImageStore(tmp_path).files(names) == [tmp_path/'train.zip', tmp_path/'val/1.png']
-    assert ImageStore(tmp_path/'train.zip').files(names) == [tmp_path/'train.zip']
+def test_pictures_have_one_digest_however_they_are_packed(tmp_path):
+    pictures = {'train/1.png': png('red'), 'train/2.png': png('blue')}
+    stores = [ImageStore(packed(tmp_path/kind, kind, pictures).parent) for kind in ('zip', 'tar') if not (tmp_path/kind).mkdir()]
+    for name, data in pictures.items():
+        (tmp_path/'loose/train').mkdir(parents=True, exist_ok=True)
+        (tmp_path/'loose'/name).write_bytes(data)
+    digests = {store.digest(list(pictures)) for store in (*stores, ImageStore(tmp_path/'loose'))}
+    assert len(digests) == 1
+    (tmp_path/'loose/train/2.png').write_bytes(png('gold'))
+    assert ImageStore(tmp_path/'loose').digest(list(pictures)) not in digests
+    with pytest.raises(CSClipError, match='train/3.png'): stores[0].digest(['train/3.png'])
 
 
 def encoded(image, format, **options):

@@ -10,7 +10,7 @@ from cs_clip.stage import StageFailed, run_stage
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLD = ROOT/'data/icon_world'
-METHODS = ['clip_ft', 'sg']
+METHODS = ['clip_ft', 'negclip', 'sg']
 RUNS = ['clip', *(f'{method}-0' for method in METHODS)]
 BENCHMARKS = ['sugar_crepe', 'vg_relation', 'vg_attribution', 'controlled', 'retrieval']
 
@@ -34,7 +34,7 @@ def run_pipeline(data, out):
         'parse': {'karpathy': str(data/'dataset_coco.json'), 'out': folders['parse'], 'shard_size': 20},
         'generate': {'graphs': folders['parse'], 'out': folders['generate']},
         'train': {'supervision': folders['generate'], 'out': folders['train'], 'steps': 4, 'batch_size': 8, 'warmup': 1, 'checkpoint_every': 3,
-                  'methods': {}},
+                  'methods': {'negclip': {'batch_size': 4}}},
         'evaluate': {'trained': folders['train'], 'out': folders['results'], 'sugar_crepe': str(data/'sugar_crepe'),
                      'vg_relation': str(data/'visual_genome_relation.json'), 'vg_attribution': str(data/'visual_genome_attribution.json'),
                      'karpathy': str(data/'dataset_coco.json')},
@@ -78,8 +78,9 @@ def test_training_took_its_steps(runs):
     for method in METHODS:
         log = [json.loads(line) for line in (runs[0]/f'train/{method}-0/log.jsonl').read_text().splitlines()]
         assert [row['step'] for row in log] == [0, 1, 2, 3]
-    one, other = ((runs[0]/f'train/{m}-0/open_clip_model.safetensors').read_bytes() for m in METHODS)
-    assert one != other
+    assert len({(runs[0]/f'train/{method}-0/open_clip_model.safetensors').read_bytes() for method in METHODS}) == len(METHODS)
+    batch_sizes = [json.loads((runs[0]/f'train/{method}-0/training.json').read_text())['parameters']['batch_size'] for method in METHODS]
+    assert batch_sizes == [8, 4, 8], 'negclip has a section of its own'
 
 
 @pytest.mark.parametrize('run', RUNS)

@@ -12,7 +12,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from cs_clip.cli import INPUTS, compose
-from cs_clip.stage import notebook_parameters
+from cs_clip.stage import notebook_parameters, read_section
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ['parse', 'generate', 'train', 'evaluate', 'figures', 'tables']
@@ -100,7 +100,17 @@ def test_a_profile_gives_each_stage_what_its_notebook_takes(profile):
         section = re.search(r'cs_clip\.stage (\w+)', stage['cmd'])[1]
         given = {*sections[section], *set_by_command(stage['cmd'])}
         assert given == set(notebook_parameters(ROOT/f'nbs/pipeline/{section}.ipynb')), name
-    for section, parameter, kind in INPUTS: assert parameter in sections[section], f'preflight looks at {section}.{parameter}'
+    for section, parameter, *_ in INPUTS: assert parameter in sections[section], f'preflight looks at {section}.{parameter}'
+
+
+@pytest.mark.parametrize('name', STAGES)
+def test_a_notebook_run_by_hand_has_the_default_profiles_values(name):
+    "It writes to the folders of the pipeline."
+    source = next(''.join(c['source']) for c in code_cells(ROOT/f'nbs/pipeline/{name}.ipynb') if 'parameters' in c['metadata'].get('tags', ()))
+    own = {node.targets[0].id: ast.literal_eval(node.value) for node in ast.parse(source).body}
+    section = read_section(ROOT/'params.yaml', name)
+    differing = [f'nbs/pipeline/{name}.ipynb: {k} = {own.get(k)!r}, but params.yaml has {v!r}' for k, v in section.items() if own.get(k, ...) != v]
+    assert not differing, '\n'.join(differing)
 
 
 @pytest.mark.parametrize('name', PIPELINE)

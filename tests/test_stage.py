@@ -69,6 +69,7 @@ def test_exactly_one_parameters_cell(project):
     (['demo', '--set', 'steps'], 'expected key=value'),
     (['demo', '--set', '=4'], 'expected key=value'),
     (['demo', '--set', 'x=[1'], 'no YAML'),
+    (['demo', '--set', 'x=1', '--set', 'x=2'], 'x: given twice, as 1 and as 2'),
     (['parse'], 'no section "parse"; it has demo'),
 ])
 def test_bad_command_lines_are_one_line(project, capsys, args, message):

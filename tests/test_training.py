@@ -1,4 +1,4 @@
-import json, os, signal, subprocess, sys, time
+import json, os, re, shutil, signal, subprocess, sys, time
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq, pytest, torch
 from hypothesis import given, strategies as st
@@ -7,9 +7,9 @@ from cs_clip import training
 from cs_clip.data import ImageStore, Pixels, batch_indices
 from cs_clip.files import CSClipError
 from cs_clip.models import load
-from cs_clip.objectives import OBJECTIVES, ClipFT, SceneGraphs
-from cs_clip.training import DivergedError, learning_rate, make_optimizer, run_parameters, train, train_run
-from tiny_clip import tiny_clip, tiny_images, tiny_records
+from cs_clip.objectives import OBJECTIVES, ClipFT, SceneGraphs, own_parameters
+from cs_clip.training import LOOP, VALUES, DivergedError, learning_rate, make_optimizer, run_parameters, train, train_run
+from tiny_clip import png, tiny_clip, tiny_images, tiny_records
 
 SCRIPT = Path(__file__).parent/'train_script.py'
 
@@ -20,8 +20,9 @@ def world(tmp_path_factory):
     tiny_images(folder/'images')
     return {'resnet': tiny_clip(folder/'resnet'), 'vit': tiny_clip(folder/'vit', 'vit'), 'images': str(folder/'images')}
 
-def run(world, out, method='sg', records=None, own=None, base='resnet', **parameters):
+def run(world, out, method='sg', records=None, own=None, base='resnet', mean=None, **parameters):
     model = load(world[base])
+    if mean: model.preprocess_cfg['mean'] = mean
     objective = OBJECTIVES[method](records or tiny_records(), **(own or {}))
     parameters = {'steps': 12, 'batch_size': 8, 'lr': 1e-3, 'warmup': 2, 'checkpoint_every': 5, **parameters}
     return train(objective, model, Pixels(ImageStore(world['images']), model.preprocess, keep=True), out, **parameters), model
@@ -113,6 +114,19 @@ def test_missing_images_are_named_before_the_first_step(world, tmp_path):
 
 
 # ---- resuming
+def test_pictures_are_named_by_their_bytes_however_they_are_packed(tmp_path):
+    members, store = {f'train/{i}.png': png('red', (4, 4 + i)) for i in range(3)}, lambda kind: ImageStore(tmp_path/kind)
+    for kind in ('loose', 'zip', 'tar'): (tmp_path/kind/'train').mkdir(parents=True)
+    for name, data in members.items(): (tmp_path/'loose'/name).write_bytes(data)
+    shutil.make_archive(tmp_path/'zip/train', 'zip', tmp_path/'loose', 'train')
+    shutil.make_archive(tmp_path/'tar/train', 'tar', tmp_path/'loose', 'train')
+    digests = {store(kind).digest(list(members)) for kind in ('loose', 'zip', 'tar')}
+    assert len(digests) == 1 and digests != {store('zip').digest(list(members)[:2])}
+    (tmp_path/'loose/train/2.png').write_bytes(members['train/2.png'][:-1] + b'x')  # as many bytes as before
+    assert store('loose').digest(list(members)) not in digests
+    with pytest.raises(CSClipError, match='no image "train/9.png"'): store('zip').digest(['train/9.png'])
+
+
 def wait_for_step(out, step, process):
     for _ in range(60_000):
         if (out/'log.jsonl').exists() and (out/'log.jsonl').read_text().count('\n') > step: return
@@ -135,26 +149,103 @@ def test_a_killed_run_ends_as_if_it_had_not_been(world, tmp_path):
 
 class Killed(Exception): pass
 
-def interrupted(world, out, monkeypatch, after=7, **parameters):
-    "A run that stops in the middle; returns the steps that a second run makes."
+def count_steps(monkeypatch, limit=10**9):
+    "A list that grows with every step that is made; the one beyond `limit` is killed."
     made, step = [], training._step
     def counted(*args):
-        if len(made) == after: raise Killed
+        if len(made) == limit: raise Killed
         made.append(1)
         return step(*args)
     monkeypatch.setattr(training, '_step', counted)
-    with pytest.raises(Killed): run(world, out)
-    assert (out/'checkpoint.pt').exists()
-    made.clear()
-    after = 10**9
-    run(world, out, **parameters)
+    return made
+
+def other_pictures(world, folder):
+    "The same names, one picture in another colour."
+    shutil.copytree(world['images'], folder/'train')
+    (folder/'train/train').mkdir()
+    (folder/'train/train/3.png').write_bytes(png('white', (35, 32)))  # a loose file goes before an archive's member
+    return {**world, 'images': folder/'train'}
+
+CHANGES = {  # what a run depends on, changed
+    'lr': {'lr': 2e-3}, 'seed': {'seed': 1}, 'method': {'method': 'clip_ft'}, 'margin': {'own': {'margin': .2}},
+    'data': {'records': tiny_records(11)}, 'preprocessing': {'mean': (0., 0., 0.)}, 'pictures': {}, 'rules': {}}
+
+def run_changed(world, out, monkeypatch, change):
+    "The run in `out` again, but for one change; the number of steps that it made."
+    if change == 'pictures': world = other_pictures(world, out)
+    if change == 'rules': monkeypatch.setattr(training, 'RULES', training.RULES + 1)
+    made = count_steps(monkeypatch)
+    run(world, out, **CHANGES.get(change, {}))
     return len(made)
 
 
-def test_only_its_own_checkpoint_is_resumed(world, tmp_path, monkeypatch):
-    for name, parameters, made in (('same', {}, 7), ('lr', {'lr': 2e-3}, 12), ('seed', {'seed': 1}, 12), ('method', {'method': 'clip_ft'}, 12),
-            ('margin', {'own': {'margin': .2}}, 12), ('data', {'records': tiny_records(11)}, 12), ('every', {'checkpoint_every': 3}, 7)):
-        with monkeypatch.context() as m: assert interrupted(world, tmp_path/name, m, **parameters) == made, name
+@pytest.mark.parametrize('change, made', [*((change, 12) for change in CHANGES), ('nothing', 7)])
+def test_only_its_own_checkpoint_is_resumed(world, tmp_path, monkeypatch, change, made):
+    with monkeypatch.context() as m:
+        count_steps(m, 7)
+        with pytest.raises(Killed): run(world, tmp_path)
+    assert (tmp_path/'checkpoint.pt').exists()
+    assert run_changed(world, tmp_path, monkeypatch, change) == made
+
+
+@pytest.mark.parametrize('change, made', [*((change, 12) for change in CHANGES), ('nothing', 0)])
+def test_a_run_that_ended_is_not_trained_again(world, tmp_path, monkeypatch, change, made):
+    run(world, tmp_path)
+    assert run_changed(world, tmp_path, monkeypatch, change) == made
+    assert load(f'local-dir:{tmp_path}').digest == json.loads((tmp_path/'training.json').read_text())['model']
+
+
+def test_a_run_that_ended_gives_log_and_weights(world, tmp_path, monkeypatch):
+    rows, model = run(world, tmp_path)
+    (tmp_path/'checkpoint.pt').write_bytes(b'killed before it was deleted')
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != 'checkpoint.pt'}
+    made = count_steps(monkeypatch)
+    again, same = run(world, tmp_path, checkpoint_every=3, workers=1)
+    assert not made and again == rows and same.digest == model.digest and not same.training
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize('name', ['training.json', 'log.jsonl', 'open_clip_config.json', 'open_clip_model.safetensors', 'tokenizer_config.json'])
+@pytest.mark.parametrize('damage', ['missing', 'cut', 'older'])
+def test_a_damaged_run_is_trained_again(world, tmp_path, monkeypatch, name, damage):
+    if damage == 'older':
+        if name in ('open_clip_config.json', 'tokenizer_config.json'): pytest.skip('the same for every run')
+        run(world, tmp_path/'older', steps=3)
+    run(world, tmp_path/'run')
+    whole, path = {p.name: p.read_bytes() for p in (tmp_path/'run').iterdir()}, tmp_path/'run'/name
+    if damage == 'missing': path.unlink()
+    elif damage == 'cut': path.write_bytes(whole[name][:-20])
+    else: shutil.copy(tmp_path/'older'/name, path)
+    made = count_steps(monkeypatch)
+    run(world, tmp_path/'run')
+    assert len(made) == 12 and {p.name: p.read_bytes() for p in (tmp_path/'run').iterdir()} == whole
+
+
+def test_a_run_killed_while_it_saves_goes_on(world, tmp_path, monkeypatch):
+    "training.json is the last file: without it the model that lies there is not taken for this run's."
+    run(world, tmp_path/'whole')
+    with monkeypatch.context() as m:
+        def killed(path, obj): raise Killed
+        m.setattr(training, 'write_json', killed)
+        with pytest.raises(Killed): run(world, tmp_path/'killed')
+    assert sorted(p.name for p in (tmp_path/'killed').iterdir() if 'clip' in p.name or p.suffix == '.pt') == [
+        'checkpoint.pt', 'open_clip_config.json', 'open_clip_model.safetensors']
+    made = count_steps(monkeypatch)
+    run(world, tmp_path/'killed')
+    assert len(made) == 2
+    for path in (tmp_path/'whole').iterdir(): assert path.read_bytes() == (tmp_path/'killed'/path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize('log', [None, '', '{"step": 0}\n', '{"step": 0, "lo'])
+def test_the_log_of_a_resumed_run_is_whole_whatever_became_of_the_file(world, tmp_path, monkeypatch, log):
+    rows, _ = run(world, tmp_path/'whole')
+    with monkeypatch.context() as m:
+        count_steps(m, 7)
+        with pytest.raises(Killed): run(world, tmp_path/'killed')
+    (tmp_path/'killed/log.jsonl').unlink()
+    if log is not None: (tmp_path/'killed/log.jsonl').write_text(log)
+    assert run(world, tmp_path/'killed')[0] == rows
+    assert (tmp_path/'killed/log.jsonl').read_bytes() == (tmp_path/'whole/log.jsonl').read_bytes()
 
 
 def test_a_damaged_checkpoint_is_named(world, tmp_path):
@@ -195,9 +286,32 @@ def test_parameters_are_merged_by_method():
 @pytest.mark.parametrize('method, common, methods, message', [
     ('sgd', {}, {}, 'clip_ft, negclip, sg'), ('clip', {}, {}, 'base model'), ('sg', {'lrr': 1}, {}, 'lrr; expected some of .*lr'),
     ('sg', {}, {'nega': {}}, 'clip_ft, negclip, sg'), ('sg', {}, {'negclip': {'margin': 1}}, 'margin'),
-    ('sg', {'batch_size': 2.5}, {}, 'batch_size is 2.5'), ('sg', {}, {'sg': {'lr': 0}}, 'lr is 0'), ('sg', {'precision': 'fp8'}, {}, 'fp32 or bf16')])
+    ('sg', {}, {'sg': 3}, 'train.methods.sg is 3'), ('sg', {}, ['sg'], r'train.methods is \['),
+    ('sg', {}, {'negclip': {'lr': 0}}, 'train.methods.negclip: lr is 0')])
 def test_unknown_parameters(method, common, methods, message):
     with pytest.raises(CSClipError, match=message): run_parameters(method, common, methods)
+
+
+def test_every_parameter_has_its_values():
+    assert set(VALUES) == {*LOOP, 'seed', 'keep_images', *(k for cls in OBJECTIVES.values() for k in own_parameters(cls))}
+
+
+NONSENSE = {  # for each parameter what it must not be; all refuse these
+    **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours'), [0, 2.5]), 'lr': [0, -1e-5],
+    **dict.fromkeys(('seed', 'warmup', 'workers'), [-5, 1.]), **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight'), [-.1]),
+    **dict.fromkeys(('symmetric', 'balance', 'keep_images'), [0, 1]),
+    'precision': ['fp8', None], 'grad_clip': [0, -1], 'betas': [[.9], [.9, 1], [.9, -.1], [.9, 'x'], [.9, .98, .99]]}
+
+EVERYWHERE = ['x', float('nan'), float('inf'), [1], {}]
+
+@pytest.mark.parametrize('name, value', [(name, value) for name in VALUES for value in NONSENSE[name] + EVERYWHERE])
+def test_values_that_make_no_sense(name, value):
+    with pytest.raises(CSClipError, match=f'^train: {name} is .*; expected {re.escape(VALUES[name][0])}$'):
+        if name in ('seed', 'keep_images'): train_run('sg', 'none', 'none', 'none', 'none', **{name: value})
+        else: run_parameters('sg', {name: value})
+
+@pytest.mark.parametrize('name', [name for name in VALUES if VALUES[name][0] != 'true or false'])
+def test_true_is_no_number(name): assert not VALUES[name][1](True)
 
 
 def test_a_run_from_files(world, tmp_path):

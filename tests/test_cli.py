@@ -1,0 +1,192 @@
+"""The four commands as a shell runs them, on a slice of the embedded world; what preflight calls missing; bad input in one line."""
+import json, os, shutil, subprocess, sys
+from pathlib import Path
+import pyarrow.parquet as pq, pytest, yaml
+from cs_clip.cli import clip_is_here, compose, cs_clip_evaluate, cs_clip_negatives, cs_clip_preflight, cs_clip_train, inputs, text_model_is_here
+from cs_clip.files import write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+WORLD, MLM, NLI = 'data/icon_world', 'data/models/mlm', 'data/models/nli'
+
+@pytest.fixture(scope='module')
+def scripts(tmp_path_factory):
+    "A script for each console script's entry point: the commands read the command line in a script alone."
+    folder = tmp_path_factory.mktemp('scripts')
+    for name in ('cs_clip_negatives', 'cs_clip_train', 'cs_clip_evaluate', 'cs_clip_preflight'):
+        (folder/name).write_text(f'import sys\nfrom cs_clip.cli import {name}\nsys.exit({name}())\n')
+    def run(cwd, name, *args):
+        env = {**os.environ, 'PYTHONPATH': str(ROOT)}
+        return subprocess.run([sys.executable, folder/name, *args], cwd=cwd, env=env, capture_output=True, text=True)
+    return run
+
+
+def first(path, out, n):
+    "The first `n` items of a JSON file."
+    items = json.loads(path.read_text())
+    write_json(out, items[:n] if isinstance(items, list) else dict(list(items.items())[:n]))
+
+@pytest.fixture(scope='module')
+def small(tmp_path_factory):
+    "A project with the repository's profiles and models and the world's pictures, its lists cut short."
+    if not (ROOT/'data/icon_world').exists(): pytest.fail(f'{ROOT}/data: the embedded world is not here; fetch it with `make data`', pytrace=False)
+    folder, whole = tmp_path_factory.mktemp('small'), ROOT/'data/icon_world'
+    for name in ('settings.ini', 'dvc.yaml'): (folder/name).touch()
+    for name in ('conf', 'data/models'): shutil.copytree(ROOT/name, folder/name)
+    world = folder/'data/icon_world'
+    world.mkdir()
+    for name in ('train.zip', 'test.zip', 'expected.json'): shutil.copy(whole/name, world)
+    for path in (whole/'sugar_crepe').glob('*.json'): first(path, world/'sugar_crepe'/path.name, 3)
+    for name in ('visual_genome_relation.json', 'visual_genome_attribution.json'): first(whole/name, world/name, 3)
+    images = json.loads((whole/'dataset_coco.json').read_text())['images']
+    few = [i for split in ('train', 'test') for i in [i for i in images if i['split'] == split][:12]]
+    write_json(world/'dataset_coco.json', {'images': few, 'dataset': 'coco'})
+    return folder
+
+@pytest.fixture
+def project(small, tmp_path, monkeypatch):
+    "The small project to break, as the current folder."
+    shutil.copytree(small, tmp_path/'project', copy_function=os.link)
+    monkeypatch.chdir(tmp_path/'project')
+    return tmp_path/'project'
+
+@pytest.fixture(scope='module')
+def made(small, scripts):
+    "The small project after the commands ran in it, and what each of them printed."
+    def ended(*args):
+        done = scripts(small, *args)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+    train = ('cs_clip_train', 'sg', 'made/supervision', WORLD, 'made/model', '--model', 'local-dir:data/models/clip',
+             '--set', 'steps=2', 'batch_size=4')
+    evaluate = 'cs_clip_evaluate', 'local-dir:made/model', 'sugar_crepe', 'made/scores', '--world', 'IconWorld', '--run', 'sg-mine-0', '--paths'
+    return small, {
+        'negatives': ended('cs_clip_negatives', f'{WORLD}/dataset_coco.json', 'made/supervision', '--mlm', MLM, '--nli', NLI),
+        'train': ended(*train), 'train again': ended(*train),
+        'evaluate': ended(*evaluate, f'sugar_crepe={WORLD}/sugar_crepe', f'images={WORLD}/test.zip')}
+
+# ---- end to end
+def test_negatives(made):
+    folder, said = made
+    rows = pq.read_table(folder/'made/supervision/part-00000.parquet').to_pylist()
+    images = json.loads((folder/WORLD/'dataset_coco.json').read_text())['images']
+    assert [r['caption'] for r in rows] == [s['raw'] for i in images if i['split'] == 'train' for s in i['sentences']]
+    assert any(r['negatives'] for r in rows) and (folder/'made/supervision/graphs/part-00000.parquet').exists()
+    assert said['negatives'].startswith(f'{len(rows)} captions, 0 empty ones left out\nreplace_obj ')
+
+
+def test_train(made):
+    folder, said = made
+    assert sorted(p.name for p in (folder/'made/model').iterdir()) == [
+        'log.jsonl', 'open_clip_config.json', 'open_clip_model.safetensors', 'tokenizer.json', 'tokenizer_config.json', 'training.json']
+    parameters = json.loads((folder/'made/model/training.json').read_text())['parameters']
+    assert (parameters['method'], parameters['steps'], parameters['batch_size'], parameters['seed']) == ('sg', 2, 4, 0)
+    assert said['train'].startswith('made/model: 2 steps, loss ') and said['train again'] == said['train']
+
+
+def test_evaluate(made):
+    folder, said = made
+    result = json.loads((folder/'made/scores/sg-mine-0/sugar_crepe.json').read_text())
+    assert (result['run'], result['method'], result['seed'], result['world']) == ('sg-mine-0', 'sg', 0, 'IconWorld')
+    assert all(f'{name:14s} {s["accuracy"]:.3f}  3 of ' in said['evaluate'] for name, s in result['subsets'].items()) and len(result['subsets']) == 7
+
+
+def test_preflight(small, scripts):
+    done = scripts(small, 'cs_clip_preflight', 'paper_sg')
+    *rows, last = done.stdout.splitlines()
+    wanting = [row.split()[0] for row in rows if row.endswith('MISSING')]
+    assert all(row.endswith(('ok', 'MISSING')) for row in rows) and {'parse.karpathy', 'train.images', 'evaluate.vg_images'} <= set(wanting)
+    assert (last, done.returncode) == (f'paper_sg: {len(wanting)} of {len(rows)} missing', 1)
+
+
+def test_preflight_of_what_is_there(project, capsys, monkeypatch):
+    monkeypatch.setattr('cs_clip.cli.machine', lambda needs: [('disk', 'enough', True)])
+    assert cs_clip_preflight(profile='icon_world') == 0 and capsys.readouterr().out.splitlines()[-1] == 'icon_world: ready'
+
+
+def test_bad_input_ends_the_process_with_1(tmp_path, scripts):
+    done = scripts(tmp_path, 'cs_clip_train', 'sg', 'supervision', 'images', 'out', '--set', 'seed=1')
+    assert (done.returncode, done.stdout) == (1, '') and done.stderr.count('\n') == 1 and done.stderr.startswith('error: ')
+    done = scripts(tmp_path, 'cs_clip_evaluate', 'local-dir:model', 'sugar_crepe', 'scores')
+    assert done.returncode == 2 and 'the following arguments are required: --world' in done.stderr
+
+
+def test_k_and_tolerance_reach_the_negatives(project, capsys):
+    Path('captions.txt').write_text('a red car next to a dog\n\na small cat on a blue table\n')
+    def made(out, **more):
+        assert cs_clip_negatives('captions.txt', out, mlm=MLM, nli=NLI, kinds=['replace_obj'], **more) == 0
+        return [n for r in pq.read_table(f'{out}/part-00000.parquet').to_pylist() for n in r['negatives']]
+    assert [n['mlm_rank'] for n in made('k', k=1)] == [0, 0]
+    drawn = {tuple(n['replacement'] for n in made(f'{seed}', tolerance=1., seed=seed)) for seed in range(6)}
+    assert len(drawn) > 2, 'all candidates are equals, so that the seed chooses'
+    assert '2 captions, 1 empty ones left out' in capsys.readouterr().out
+
+
+# ---- what is missing
+def missing(): return [what for what, _, here in inputs(yaml.safe_load(compose('icon_world'))) if not here]
+
+
+def test_nothing_is_missing(project): assert missing() == []
+
+@pytest.mark.parametrize('name, rows', [
+    ('icon_world/train.zip', ['train.images']), ('icon_world/sugar_crepe/swap_obj.json', ['evaluate.sugar_crepe']),
+    ('icon_world/test.zip', ['evaluate.images', 'evaluate.images_root']), ('icon_world/visual_genome_relation.json', ['evaluate.vg_relation']),
+    ('icon_world/visual_genome_attribution.json', ['evaluate.vg_attribution']), ('icon_world/dataset_coco.json', ['parse.karpathy']),
+    *((f'models/mlm/{name}', ['generate.mlm']) for name in ('config.json', 'model.safetensors', 'tokenizer.json')),
+    ('models/nli/model.safetensors', ['generate.nli']),
+    *((f'models/clip/{name}', ['train.model'])
+      for name in ('open_clip_config.json', 'open_clip_model.safetensors', 'tokenizer.json', 'tokenizer_config.json'))])
+def test_every_file_that_a_stage_opens_is_asked_for(project, name, rows):
+    (project/'data'/name).unlink()
+    assert missing() == rows
+
+@pytest.mark.parametrize('name, rows', [('train.zip', ['train.images']), ('sugar_crepe/add_att.json', ['evaluate.sugar_crepe'])])
+def test_what_cannot_be_read_is_not_here(project, name, rows):
+    path = project/'data/icon_world'/name
+    path.unlink()  # it is a link to the small project's
+    path.write_bytes(b'half')
+    assert missing() == rows
+
+
+def test_weights_of_another_format_are_not_what_generation_opens(project):
+    (project/'data/models/mlm/model.safetensors').rename(project/'data/models/mlm/pytorch_model.bin')
+    assert not text_model_is_here('data/models/mlm') and text_model_is_here('data/models/nli')
+
+
+def test_models_of_the_hub_are_looked_for_in_the_cache(tmp_path, monkeypatch):
+    "Only the files that are opened count, a text model's tokenizer and weights too."
+    found = set()
+    monkeypatch.setattr('cs_clip.cli.try_to_load_from_cache', lambda repository, name: str(tmp_path/name) if name in found else None)
+    for name in ('config.json', 'pytorch_model.bin', 'vocab.txt'):
+        found.add(name)
+        assert not text_model_is_here('org/bert')
+    found.add('model.safetensors')
+    assert text_model_is_here('org/bert') and not clip_is_here('ViT-B-32/openai') and not clip_is_here('hf-hub:org/clip')
+    found |= {'open_clip_model.safetensors', 'open_clip_config.json'}
+    write_json(tmp_path/'open_clip_config.json', {'model_cfg': {'text_cfg': {'hf_tokenizer_name': 'org/bert'}}})
+    assert clip_is_here('ViT-B-32/openai') and not clip_is_here('hf-hub:org/clip')
+    found.add('tokenizer_config.json')
+    assert clip_is_here('hf-hub:org/clip') and not clip_is_here('ViT-B-32/no_such_tag')
+
+
+# ---- bad input
+BAD = [
+    (cs_clip_negatives, {'captions': 'nowhere.txt', 'out': 'out', 'mlm': MLM, 'nli': NLI}, 'nowhere.txt: cannot be read'),
+    (cs_clip_negatives, {'captions': 'x.txt', 'out': 'out', 'mlm': WORLD}, 'no AutoTokenizer can be loaded'),
+    (cs_clip_train, {'supervision': 'nowhere'}, 'nowhere: no .parquet files'), (cs_clip_train, {'method': 'clip'}, 'base model'),
+    (cs_clip_train, {'set': ['seed=1']}, 'seed=1: seed has an argument of its own'), (cs_clip_train, {'set': ['lr=1', 'lr=2']}, 'lr: given twice'),
+    (cs_clip_train, {'set': ['model=x']}, 'model has an argument'), (cs_clip_train, {'set': ['steps']}, '"steps": expected key=value'),
+    (cs_clip_train, {'set': ['warmup=-5']}, 'warmup is -5'), (cs_clip_train, {'set': ['lrr=1']}, 'unknown parameter lrr'),
+    (cs_clip_train, {'set': ['methods=3']}, 'train.methods is 3'), (cs_clip_train, {'seed': -1}, 'seed is -1'),
+    (cs_clip_evaluate, {'benchmark': 'sugarcrepe'}, 'unknown benchmark'), (cs_clip_evaluate, {}, 'needs sugar_crepe, images'),
+    (cs_clip_evaluate, {'paths': ['name=x']}, 'name has an argument'), (cs_clip_evaluate, {'paths': ['images=1', 'images=2']}, 'images: given twice'),
+    (cs_clip_evaluate, {'paths': ['sugar_crepe=2017', 'images=2017']}, '2017/replace_obj.json: not found'),
+    (cs_clip_preflight, {'profile': 'nobody'}, 'there are icon_world, paper_sg')]
+GOOD = {cs_clip_train: {'method': 'sg', 'supervision': 'nowhere', 'images': 'nowhere', 'out': 'out'},
+        cs_clip_evaluate: {'model': 'local-dir:nowhere', 'benchmark': 'sugar_crepe', 'out': 'out', 'world': 'IconWorld'}}
+
+@pytest.mark.parametrize('run, given, message', BAD)
+def test_bad_input_is_one_line(project, capsys, run, given, message):
+    assert run(**{**GOOD.get(run, {}), **given}) == 1
+    err = capsys.readouterr().err.splitlines()
+    assert message in err[-1] and err[-1].startswith('error: ') and sum(line.startswith('error') for line in err) == 1
+    assert not (project/'out').exists()
