@@ -15,10 +15,10 @@ help: ## list the targets
 
 setup: $(READY) ## the environment in .venv: made once, brought up to date when settings.ini changes (6.4 GB, about 8 minutes)
 
-$(READY): settings.ini setup.py
+$(READY): settings.ini constraints.txt setup.py
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or 3.12 found; install one or name it: make PYTHON=/path/to/python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 data: setup ## the embedded world and models, from the remote inside the repository
