@@ -452,7 +452,7 @@ def blind_accuracy(
     captions:list, foils:list, # texts, one pair an item
     folds:int=5,
     steps:int=300,
-    paired:bool=False, # show the reader both texts of an item, as a benchmark does; it calls the likelier one the caption
+    paired:bool=False, # show the reader both texts of an item, as a benchmark does; it calls the likelier one the caption, between equals it guesses
 ) -> float: # held-out accuracy of telling single texts, or the two of a pair, apart; 0.5 is chance
     "How well a bag-of-words reader (logistic regression on word counts, both texts of an item in one fold) tells foils from captions."
     texts = [t.lower().rstrip('.').split() for pair in zip(captions, foils) for t in pair]
@@ -467,7 +467,8 @@ def blind_accuracy(
         train, w = fold != f, np.zeros(x.shape[1])
         for _ in range(steps): w -= 1.0*(x[train].T @ (1/(1+np.exp(-x[train] @ w)) - y[train])/train.sum() + 1e-4*w)
         foil_like = x[~train] @ w
-        right += 2*(foil_like[::2] < foil_like[1::2]).sum() if paired else ((foil_like > 0) == (y[~train] > .5)).sum()
+        lead = foil_like[1::2] - foil_like[::2]
+        right += (1 + np.sign(lead)).sum() if paired else ((foil_like > 0) == (y[~train] > .5)).sum()
     return right/len(texts)
 
 # %% ../nbs/01_icon_world.ipynb #c64609c0

@@ -11,6 +11,7 @@ from PIL import Image
 
 from cs_clip import icon_world as iw
 from cs_clip.files import project_root, read_json
+from cs_clip.generation import NLIRank
 
 SEED = 0
 DATA = project_root()/'data/icon_world'
@@ -173,3 +174,18 @@ def test_foils_give_a_blind_reader_no_edge():
     assert blind([r for rs in rows.values() for r in rs]) <= .55
     for kind in iw.KINDS:
         if not kind.startswith('add'): assert blind(rows[kind]) <= .55, kind
+
+
+def test_the_embedded_inference_model_compares():
+    "It calls no text a contradiction of itself, few that say the same in other words, and nearly every one that says something else."
+    same, reworded, changed = [], [], []
+    for index in range(200):
+        rng, scene = np.random.default_rng([4, index]), iw.scene_at(SEED, 'test', index)
+        claim, style = iw.describe(scene, rng, colour=.6, size=.3), iw.Style(rng)
+        text, options = iw.say(claim, style), [e for e in iw._edits(claim, rng) if iw.infer(claim, e) == 'contradiction']
+        same.append((text, text))
+        reworded.append((text, iw.say(claim, iw.Style(rng))))
+        changed.append((text, iw.say(options[rng.integers(len(options))], style)))
+    rank = NLIRank(DATA.parent/'models/nli')
+    means = [np.mean(rank(pairs)) for pairs in (same, reworded, changed)]
+    assert means[0] < .05 and means[1] < .2 and means[2] > .85, means
