@@ -511,9 +511,9 @@ def generate_file(
     for stale in set(out.glob('part-*.parquet')) - {out/s.name for s in sources}: stale.unlink()
     coverage = {k: Counter(made=0) for k in engine.kinds}
     total = Counter(captions=0, shuffled=0)
-    for source in tqdm(sources, 'hard negatives', unit='shard', disable=None):
+    for source in sources:
         path, fingerprint = out/source.name, digest(engine.digest, file_digest(source), str(SCHEMA))
-        if shard_fingerprint(path) != fingerprint: write_shard(path, list(_rows(engine, list(read_graphs(source)))), SCHEMA, fingerprint)
+        if shard_fingerprint(path) != fingerprint: write_shard(path, list(_rows(engine, source)), SCHEMA, fingerprint)
         for row in read_shard(path, ('negatives', 'skipped', 'shuffled'), 'generate'):
             total.update(captions=1, shuffled=row['shuffled'] is not None)
             for n in row['negatives']: coverage[n['kind']]['made'] += 1
@@ -522,8 +522,10 @@ def generate_file(
     write_json(out/'coverage.json', result)
     return result
 
-def _rows(engine, parsed):
-    for (sentid, image, g), (negatives, skipped) in zip(parsed, engine.from_graphs(g for *_, g in parsed)):
+def _rows(engine, source):
+    parsed = list(read_graphs(source))
+    made = tqdm(engine.from_graphs(g for *_, g in parsed), f'hard negatives {source.stem}', len(parsed), unit='caption', disable=None)
+    for (sentid, image, g), (negatives, skipped) in zip(parsed, made):
         fields = [{k: v for k, v in asdict(n).items() if k != 'caption'} for n in negatives]
         yield {'sentid': sentid, 'image': image, 'caption': g.caption, 'negatives': fields,
                'skipped': [{'kind': k, 'reason': r} for k, r in skipped.items()],

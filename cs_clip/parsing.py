@@ -477,7 +477,7 @@ def parse_file(
     counts = dict.fromkeys(('captions', 'empty', 'objects', 'attributes', 'relations', 'shards', 'reused'), 0)
     rows = list(_checked(parser, rows, counts))
     shards = [rows[i:i + shard_size] for i in range(0, len(rows), shard_size)] or [[]]
-    for k, shard in enumerate(tqdm(shards, 'parse', disable=None)):
+    for k, shard in enumerate(shards):
         path, fingerprint = out/f'part-{k:05d}.parquet', digest(parser.digest, [list(r) for r in shard])
         if shard_fingerprint(path) == fingerprint: counts['reused'] += 1
         else: _write(parser, shard, path, fingerprint)
@@ -488,7 +488,7 @@ def parse_file(
     return {**counts, 'captions': len(rows), 'shards': len(shards)}
 
 def _write(parser, rows, path, fingerprint):
-    graphs = parser.parse(caption for _, _, caption in rows)
+    graphs = tqdm(parser.parse(caption for _, _, caption in rows), f'parse {path.stem}', len(rows), unit='caption', disable=None)
     write_shard(path, [{'sentid': i, 'image': image, **g.to_row()} for (i, image, _), g in zip(rows, graphs)], SCHEMA, fingerprint)
 
 # %% ../nbs/02_parsing.ipynb #73f82a70
