@@ -75,7 +75,9 @@ def _box(item, where):
 def _expected(path, key, published):
     "The counts that `expected.json` beside `path` states, else the published ones."
     file = Path(path).parent/'expected.json'
-    return read_json(file).get(key, published) if file.exists() else published
+    counts = read_json(file) if file.exists() else {}
+    if not isinstance(counts, dict): raise CSClipError(f'{file}: expected an object of counts; write it again or delete it')
+    return field(counts, key, (dict if isinstance(published, dict) else int), file) if key in counts else published
 
 # %% ../nbs/12_benchmarks.ipynb #ed727192
 SUGAR_CREPE = { # subset -> its published number of pairs

@@ -169,7 +169,9 @@ def caption_rows(
 ) -> Iterator[tuple[int, str, str]]: # (sentid, image, caption); lines count from 1 and have no image
     "Captions as the parse stage takes them. Raises `CSClipError` for a missing or broken file."
     if Path(path).suffix == '.json':
-        for record in read_karpathy(path, split): yield from ((i, record.image, c) for i, c in zip(record.sentids, record.captions))
+        records = read_karpathy(path, split)
+        for reason, n in records.skipped.items(): print(f'{path}: {reason}, left out: {n}')
+        for record in records: yield from ((i, record.image, c) for i, c in zip(record.sentids, record.captions))
     else:
         try: text = Path(path).read_text(encoding='utf-8')
         except OSError as e: raise CSClipError(f'{path}: cannot be read ({e.strerror}); expected a text file, a caption a line, or a .json') from None

@@ -45,6 +45,7 @@ class Embedder:
         batch_size:int=256,
         threads:int=2, # that decode pictures
     ):
+        if batch_size < 1: raise CSClipError(f'batch_size is {batch_size}; expected 1 or more')
         self.model, self.batch_size, self.threads = model.eval(), batch_size, threads
         self._images, self._texts, self.missing, self.clipped = {}, {}, {}, set()
 
@@ -281,6 +282,7 @@ def result_file(
     world:str, # whose pictures and texts: IconWorld, COCO
 ) -> Path: # folder/run/benchmark.json
     "Write a result with its run, method, seed (`null` for a model not trained here) and world, whole or not at all."
+    if not run or run != Path(run).name: raise CSClipError(f'run {run!r}: expected a plain name, which becomes a folder in {folder}')
     method, _, seed = run.rpartition('-')
     if not (method and seed.isdigit()): method, seed = run, None
     path = Path(folder)/run/f'{result["benchmark"]}.json'

@@ -191,6 +191,8 @@ def slots(
     return options[rng.randrange(len(options))] if options else []
 
 # %% ../nbs/04_generation.ipynb #32e2d32c
+_same = lru_cache(2**18)(same_meaning) # of long captions every pair of words is looked at
+
 def _apart(spans) -> list[tuple]:
     "Pairs of spans that do not overlap, the first one first in the text."
     return [(a, b) for a, b in combinations(sorted(spans, key=lambda s: s.start), 2) if a.end <= b.start]
@@ -203,13 +205,13 @@ def swaps(
     are not alike ('next to', 'and' would be true again). Attributes: of one class, of objects with different nouns."""
     if kind == 'swap_att':
         return [(a, b) for a, b in _apart(graph.attributes) if a.object != b.object
-                and attribute_class(a.text) == attribute_class(b.text) and not same_meaning(a.text, b.text)
-                and not same_meaning(graph.objects[a.object].text, graph.objects[b.object].text)]
+                and attribute_class(a.text) == attribute_class(b.text) and not _same(a.text, b.text)
+                and not _same(graph.objects[a.object].text, graph.objects[b.object].text)]
     directed = {frozenset((r.subject, r.object)) for r in graph.relations if not symmetric(r.text)}
-    index = graph.objects.index
-    said = lambda o: {a.text.lower() for a in graph.attributes if a.object == index(o)}
-    return [(a, b) for a, b in _apart(graph.objects) if a.number == b.number and not same_meaning(a.text, b.text)
-            and (frozenset((index(a), index(b))) in directed or said(a) != said(b))]
+    index, said = {o: k for k, o in enumerate(graph.objects)}, [set() for _ in graph.objects]
+    for a in graph.attributes: said[a.object].add(a.text.lower())
+    return [(a, b) for a, b in _apart(graph.objects) if a.number == b.number and not _same(a.text, b.text)
+            and (frozenset((index[a], index[b])) in directed or said[index[a]] != said[index[b]])]
 
 # %% ../nbs/04_generation.ipynb #557bec97
 def shuffled_caption(
@@ -254,8 +256,6 @@ def _fits(word, slot):
 def _in_form(word, like, category):
     if category != 'noun' or not (known := forms(like, 'noun')): return agrees(word, like, category)
     return ('NN' in forms(word, 'noun')) == ('NN' in known) # dictionaries have "dog" for a plural too, as of sheep
-
-_same = lru_cache(2**18)(same_meaning)
 
 def _means_else(word, slot):
     "Does the word differ in meaning from what the slot held and from what it must not say?"
@@ -429,6 +429,7 @@ class HardNegatives:
         tolerance:float=0., # candidates whose contradiction is this close to the highest are as good as the best
         chunk:int=512, # captions whose candidates are scored together
     ):
+        if tolerance < 0: raise CSClipError(f'tolerance is {tolerance}; expected 0 or more')
         if unknown := [k for k in kinds if k not in KINDS]:
             raise CSClipError(f'unknown kind {", ".join(unknown)}; expected some of {", ".join(KINDS)}')
         self.parser, self.propose, self.rank, self.kinds, self.seed = parser, propose, rank, tuple(kinds), seed

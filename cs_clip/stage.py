@@ -7,7 +7,7 @@ __all__ = ['notebook_parameters', 'stage_parameters', 'read_section', 'parse_set
            'run_stage', 'main']
 
 # %% ../nbs/17_stage.ipynb #fe6e467e
-import argparse, ast, logging, os, re, sys, warnings
+import argparse, ast, logging, re, sys, warnings
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -127,8 +127,6 @@ def main(args:list[str]|None=None) -> int: # the exit code
     parser.add_argument('name', help='of a notebook in nbs/pipeline')
     parser.add_argument('--set', action='append', default=[], metavar='KEY=VALUE', help='a parameter beyond the section of params.yaml')
     a = parser.parse_args(args)
-    # OpenMP's threads spin while they wait for each other, and beside any other busy process a run then takes three times as long.
-    os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
     try: print(f'kept {run_stage(a.name, parse_settings(a.set))}')
     except (CSClipError, StageFailed) as e:
         print(f'error: {e}', file=sys.stderr)

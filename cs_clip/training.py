@@ -222,7 +222,7 @@ def _check(parameters, valid, where):
     "Raise `CSClipError` for a name that is not in `valid` and for a value that makes no sense."
     if not isinstance(parameters, dict): raise CSClipError(f'{where} is {parameters!r}; expected names with their values')
     if unknown := sorted(set(parameters) - set(valid)):
-        raise CSClipError(f'{where}: unknown parameter {", ".join(unknown)}; expected some of {", ".join(sorted(valid))}')
+        raise CSClipError(f'{where}: unknown parameter {", ".join(unknown)}; expected some of {", ".join(sorted(set(valid)))}')
     for name, value in parameters.items():
         expected, fits = VALUES[name]
         if not fits(value): raise CSClipError(f'{where}: {name} is {value!r}; expected {expected}')

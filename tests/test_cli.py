@@ -172,7 +172,7 @@ def test_models_of_the_hub_are_looked_for_in_the_cache(tmp_path, monkeypatch):
 BAD = [
     (cs_clip_negatives, {'captions': 'nowhere.txt', 'out': 'out', 'mlm': MLM, 'nli': NLI}, 'nowhere.txt: cannot be read'),
     (cs_clip_negatives, {'captions': 'x.txt', 'out': 'out', 'mlm': WORLD}, 'no AutoTokenizer can be loaded'),
-    (cs_clip_train, {'supervision': 'nowhere'}, 'nowhere: no .parquet files'), (cs_clip_train, {'method': 'clip'}, 'base model'),
+    (cs_clip_train, {'supervision': 'nowhere'}, 'nowhere: no part-*.parquet'), (cs_clip_train, {'method': 'clip'}, 'base model'),
     (cs_clip_train, {'set': ['seed=1']}, 'seed=1: seed has an argument of its own'), (cs_clip_train, {'set': ['lr=1', 'lr=2']}, 'lr: given twice'),
     (cs_clip_train, {'set': ['model=x']}, 'model has an argument'), (cs_clip_train, {'set': ['steps']}, '"steps": expected key=value'),
     (cs_clip_train, {'set': ['warmup=-5']}, 'warmup is -5'), (cs_clip_train, {'set': ['lrr=1']}, 'unknown parameter lrr'),
