@@ -282,7 +282,7 @@ def result_file(
     world:str, # whose pictures and texts: IconWorld, COCO
 ) -> Path: # folder/run/benchmark.json
     "Write a result with its run, method, seed (`null` for a model not trained here) and world, whole or not at all."
-    if not run or run != Path(run).name: raise CSClipError(f'run {run!r}: expected a plain name, which becomes a folder in {folder}')
+    if run in ('', '..') or run != Path(run).name: raise CSClipError(f'run {run!r}: expected a plain name, which becomes a folder in {folder}')
     method, _, seed = run.rpartition('-')
     if not (method and seed.isdigit()): method, seed = run, None
     path = Path(folder)/run/f'{result["benchmark"]}.json'

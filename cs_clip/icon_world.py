@@ -598,11 +598,10 @@ def infer(
     premise:Statement, hypothesis:Statement, # mentions at one position are about the same thing
 ) -> str: # one of `LABELS`
     "What the premise says of the hypothesis. Things that are only listed, or next to each other, may be named in any order."
-    if hypothesis.relation in ('', 'next to') and len(hypothesis.mentions) > 1:
-        orders = permutations(hypothesis.mentions[:2]) if hypothesis.relation else permutations(hypothesis.mentions)
-        rest = hypothesis.mentions[2:] if hypothesis.relation else ()
-        return min((_infer(premise, replace(hypothesis, mentions=o + rest)) for o in orders), key=LABELS.index)
-    return _infer(premise, hypothesis)
+    n = 2 if hypothesis.relation else len(hypothesis.mentions)
+    first, rest = hypothesis.mentions[:n], hypothesis.mentions[n:]
+    orders = permutations(first) if hypothesis.relation in ('', 'next to') else [first]
+    return min((_infer(premise, replace(hypothesis, mentions=o + rest)) for o in orders), key=LABELS.index)
 
 def _infer(premise, hypothesis):
     votes = []

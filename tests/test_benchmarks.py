@@ -163,3 +163,10 @@ def test_the_digest_names_the_pictures_that_a_folder_holds(tmp_path):
     assert digest(val='red') == digest(val='red') == digest(val='red', train='blue') != digest(val='blue')  # others' archives do not count
     assert digest(loose='red') == digest(loose='red') != digest(loose='blue')
     assert digest(val='red') != digest(train='red')  # the picture is not there
+
+
+@pytest.mark.parametrize('counts, message', [([1], 'an object of counts'), ({'vg_relation': 'two'}, '"vg_relation" is "two"; expected a whole number')])
+def test_expected_counts_of_another_type_are_refused(tmp_path, counts, message):
+    write_json(tmp_path/'expected.json', counts)
+    write_json(tmp_path/'r.json', [ITEM])
+    with pytest.raises(CSClipError, match=f'expected.json: .*{message}'): vg_relation(tmp_path/'r.json', tmp_path)

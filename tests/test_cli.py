@@ -121,6 +121,15 @@ def test_k_and_tolerance_reach_the_negatives(project, capsys):
     assert '2 captions, 1 empty ones left out' in capsys.readouterr().out
 
 
+def test_what_a_list_of_captions_lacks_is_said(project, capsys):
+    sentences = [{'sentid': 1, 'raw': 'a red car'}, {'sentid': 2, 'raw': ' '}]
+    images = [{'filename': f'{i}.png', 'split': 'train', 'sentences': s} for i, s in enumerate((sentences, []))]
+    write_json(Path('few.json'), {'images': images})
+    assert cs_clip_negatives('few.json', 'out', mlm=MLM, nli=NLI, kinds=['swap_obj']) == 0
+    said = capsys.readouterr().out
+    assert 'empty caption, left out: 1' in said and 'image without a caption, left out: 1' in said
+
+
 # ---- what is missing
 def missing(): return [what for what, _, here in inputs(yaml.safe_load(compose('icon_world'))) if not here]
 

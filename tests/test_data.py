@@ -1,4 +1,4 @@
-import io, json, multiprocessing, pickle, tarfile, zipfile
+import io, json, multiprocessing, pickle, shutil, tarfile, zipfile
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq, pytest, torch
 from hypothesis import given, settings, strategies as st
@@ -125,17 +125,17 @@ def test_archives_are_read_in_place(tmp_path, kind, member):
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
 
 
-def test_pictures_have_one_digest_however_they_are_packed(tmp_path):
-    pictures = {'train/1.png': png('red'), 'train/2.png': png('blue')}
-    stores = [ImageStore(packed(tmp_path/kind, kind, pictures).parent) for kind in ('zip', 'tar') if not (tmp_path/kind).mkdir()]
-    for name, data in pictures.items():
-        (tmp_path/'loose/train').mkdir(parents=True, exist_ok=True)
-        (tmp_path/'loose'/name).write_bytes(data)
-    digests = {store.digest(list(pictures)) for store in (*stores, ImageStore(tmp_path/'loose'))}
-    assert len(digests) == 1
-    (tmp_path/'loose/train/2.png').write_bytes(png('gold'))
-    assert ImageStore(tmp_path/'loose').digest(list(pictures)) not in digests
-    with pytest.raises(CSClipError, match='train/3.png'): stores[0].digest(['train/3.png'])
+def test_pictures_are_named_by_their_bytes_however_they_are_packed(tmp_path):
+    members, store = {f'train/{i}.png': png('red', (4, 4 + i)) for i in range(3)}, lambda kind: ImageStore(tmp_path/kind)
+    for kind in ('loose', 'zip', 'tar'): (tmp_path/kind/'train').mkdir(parents=True)
+    for name, data in members.items(): (tmp_path/'loose'/name).write_bytes(data)
+    shutil.make_archive(tmp_path/'zip/train', 'zip', tmp_path/'loose', 'train')
+    shutil.make_archive(tmp_path/'tar/train', 'tar', tmp_path/'loose', 'train')
+    digests = {store(kind).digest(list(members)) for kind in ('loose', 'zip', 'tar')}
+    assert len(digests) == 1 and digests != {store('zip').digest(list(members)[:2])}
+    (tmp_path/'loose/train/2.png').write_bytes(members['train/2.png'][:-1] + b'x')  # as many bytes as before
+    assert store('loose').digest(list(members)) not in digests
+    with pytest.raises(CSClipError, match='no image "train/9.png"'): store('zip').digest(['train/9.png'])
 
 
 def encoded(image, format, **options):

@@ -233,3 +233,14 @@ def test_result_files(model, images, tmp_path, run, method, seed):
     assert str(images) not in json.dumps(result)  # a result names no place
     before = path.read_bytes()
     assert result_file(tmp_path, evaluate(model, benchmark(images)), run, 'toy').read_bytes() == before
+
+
+@pytest.mark.parametrize('run', ['', '..', '../escape', 'a/b', '/tmp/x'])
+def test_a_run_is_a_plain_name(tmp_path, run):
+    "Nothing is written outside the folder of results."
+    with pytest.raises(CSClipError, match='expected a plain name'): result_file(tmp_path/'results', {'benchmark': 'toy'}, run, 'toy')
+    assert not list(tmp_path.iterdir())
+
+
+def test_batches_hold_something(model):
+    with pytest.raises(CSClipError, match='batch_size is 0; expected 1 or more'): Embedder(model, 0)

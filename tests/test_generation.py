@@ -77,6 +77,7 @@ def test_what_cannot_be_made_says_why():
     assert found == {} and skipped['replace_obj'] == skipped['add_obj'] == gen.NO_CANDIDATE
     assert {skipped[k] for k in ('replace_att', 'replace_rel', 'swap_obj', 'swap_att', 'add_att')} == {gen.NO_ELEMENT}
     with pytest.raises(CSClipError, match='replace_noun'): gen.HardNegatives(None, Fake(), gen.FirstRank(), ('replace_noun',))
+    with pytest.raises(CSClipError, match='tolerance is -1; expected 0 or more'): gen.HardNegatives(None, Fake(), gen.FirstRank(), tolerance=-1)
 
 @pytest.mark.parametrize('relation,expected', [
     ('to the left of', {('to the left of', 'preposition'), ('left', 'opposite')}),

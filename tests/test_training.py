@@ -114,19 +114,6 @@ def test_missing_images_are_named_before_the_first_step(world, tmp_path):
 
 
 # ---- resuming
-def test_pictures_are_named_by_their_bytes_however_they_are_packed(tmp_path):
-    members, store = {f'train/{i}.png': png('red', (4, 4 + i)) for i in range(3)}, lambda kind: ImageStore(tmp_path/kind)
-    for kind in ('loose', 'zip', 'tar'): (tmp_path/kind/'train').mkdir(parents=True)
-    for name, data in members.items(): (tmp_path/'loose'/name).write_bytes(data)
-    shutil.make_archive(tmp_path/'zip/train', 'zip', tmp_path/'loose', 'train')
-    shutil.make_archive(tmp_path/'tar/train', 'tar', tmp_path/'loose', 'train')
-    digests = {store(kind).digest(list(members)) for kind in ('loose', 'zip', 'tar')}
-    assert len(digests) == 1 and digests != {store('zip').digest(list(members)[:2])}
-    (tmp_path/'loose/train/2.png').write_bytes(members['train/2.png'][:-1] + b'x')  # as many bytes as before
-    assert store('loose').digest(list(members)) not in digests
-    with pytest.raises(CSClipError, match='no image "train/9.png"'): store('zip').digest(['train/9.png'])
-
-
 def wait_for_step(out, step, process):
     for _ in range(60_000):
         if (out/'log.jsonl').exists() and (out/'log.jsonl').read_text().count('\n') > step: return
