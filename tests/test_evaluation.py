@@ -235,7 +235,7 @@ def test_result_files(model, images, tmp_path, run, method, seed):
     assert result_file(tmp_path, evaluate(model, benchmark(images)), run, 'toy').read_bytes() == before
 
 
-@pytest.mark.parametrize('run', ['', '..', '../escape', 'a/b', '/tmp/x'])
+@pytest.mark.parametrize('run', ['', '..', '../escape', 'a/b', '/escape'])
 def test_a_run_is_a_plain_name(tmp_path, run):
     "Nothing is written outside the folder of results."
     with pytest.raises(CSClipError, match='expected a plain name'): result_file(tmp_path/'results', {'benchmark': 'toy'}, run, 'toy')
