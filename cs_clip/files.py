@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['CSClipError', 'project_root', 'local_path', 'atomic_write', 'write_text', 'write_json', 'read_json', 'field',
-           'file_digest', 'digest', 'struct_list', 'write_shard', 'shard_fingerprint', 'shard_paths', 'read_shard']
+           'file_digest', 'digest', 'batches', 'struct_list', 'write_shard', 'shard_fingerprint', 'shard_paths',
+           'read_shard']
 
 # %% ../nbs/00_files.ipynb #671ed425
-import collections, contextlib, fcntl, glob, hashlib, json, os, tempfile
-from collections.abc import Sequence
+import collections, contextlib, fcntl, glob, hashlib, itertools, json, os, tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -134,6 +135,12 @@ def digest(
         part = x if isinstance(x, bytes) else json.dumps(x, sort_keys=True).encode()
         h.update(len(part).to_bytes(8, 'little') + part)  # lengths first: ('ab','c') and ('a','bc') must differ
     return h.hexdigest()[:16]
+
+# %% ../nbs/00_files.ipynb #963ef9cd
+def batches(items:Iterable, n:int) -> Iterator[list]:
+    "Lists of `n` items, the last one shorter."
+    items = iter(items)
+    while part := list(itertools.islice(items, n)): yield part
 
 # %% ../nbs/00_files.ipynb #18fff5c6
 def struct_list(**fields:pa.DataType) -> pa.DataType:

@@ -11,9 +11,10 @@ import dataclasses, functools, itertools, re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 import pyarrow as pa, spacy
+from accelerate import PartialState
 from spacy.tokens import Token
 from tqdm import tqdm
-from .files import CSClipError, digest, read_shard, shard_fingerprint, shard_paths, struct_list, write_shard
+from .files import CSClipError, batches, digest, read_shard, shard_fingerprint, shard_paths, struct_list, write_shard
 
 # %% ../nbs/02_parsing.ipynb #a1f0bb54
 @dataclasses.dataclass(frozen=True)
@@ -471,21 +472,26 @@ def parse_file(
     batch_size:int=256, # captions that the model reads at a time
     shard_size:int=10_000, # captions in a shard
 ) -> dict: # counts: captions, empty, objects, attributes, relations, shards, reused
-    """Parse captions to Parquet (`SCHEMA`), shard by shard, each written whole or not at all; whole shards of the same input are kept.
-    Empty captions are counted and left out. Raises `CSClipError` for a duplicate sentid and what is no caption, before anything is written."""
-    parser, out = SceneGraphParser(model, batch_size), Path(out)
+    """Parse captions to Parquet (`SCHEMA`), one shard in memory at a time, each written whole or not at all; whole shards of the same input are
+    kept. Processes under `accelerate launch` share the shards. Empty captions are counted and left out. Raises `CSClipError` for a duplicate
+    sentid and what is no caption; shards before it stay."""
+    parser, out, state = SceneGraphParser(model, batch_size), Path(out), PartialState()
     counts = dict.fromkeys(('captions', 'empty', 'objects', 'attributes', 'relations', 'shards', 'reused'), 0)
-    rows = list(_checked(parser, rows, counts))
-    shards = [rows[i:i + shard_size] for i in range(0, len(rows), shard_size)] or [[]]
-    for k, shard in enumerate(shards):
-        path, fingerprint = out/f'part-{k:05d}.parquet', digest(parser.digest, [list(r) for r in shard])
+    paths = []
+    for shard in batches(_checked(parser, rows, counts), shard_size):
+        path, fingerprint = out/f'part-{len(paths):05d}.parquet', digest(parser.digest, [list(r) for r in shard])
         if shard_fingerprint(path) == fingerprint: counts['reused'] += 1
-        else: _write(parser, shard, path, fingerprint)
+        elif len(paths) % state.num_processes == state.process_index: _write(parser, shard, path, fingerprint)
+        paths.append(path)
+    if not paths: raise CSClipError(f'{out}: nothing to parse ({counts["empty"]} empty captions); expected at least one caption')
+    state.wait_for_everyone()
+    if state.is_main_process:
+        for stale in set(out.glob('part-*.parquet')) - set(paths): stale.unlink()
+    for path in paths:
         for row in read_shard(path, ('objects', 'attributes', 'relations'), 'parse'):
+            counts['captions'] += 1
             for name, found in row.items(): counts[name] += len(found)
-    for path in out.glob('part-*.parquet'):
-        if int(path.stem.split('-')[1]) >= len(shards): path.unlink()
-    return {**counts, 'captions': len(rows), 'shards': len(shards)}
+    return {**counts, 'shards': len(paths)}
 
 def _write(parser, rows, path, fingerprint):
     graphs = tqdm(parser.parse(caption for _, _, caption in rows), f'parse {path.stem}', len(rows), unit='caption', disable=None)

@@ -6,7 +6,10 @@ import shutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from conftest import bert
 from hypothesis import given, settings, strategies as st
+from transformers import BertForSequenceClassification
 
 from cs_clip import generation as gen
 from cs_clip.files import CSClipError, write_shard
@@ -37,11 +40,13 @@ class Fake:
     def __init__(self, **words): self.words = words
     def __call__(self, slots): return [[gen.Candidate(w, n, .5) for n, w in enumerate(self.words.get(s.categories[0], ()))] for s in slots]
 
+def verdict(contradiction): return gen.Verdict(0., round(1 - contradiction, 4), contradiction)
+
 class Likes:
     "Finds texts with a certain word contradictory."
     digest = 'likes'
     def __init__(self, word): self.word = word
-    def __call__(self, pairs): return [float(self.word in text.split()) for _, text in pairs]
+    def __call__(self, pairs): return [verdict(float(self.word in text.split())) for _, text in pairs]
 
 FAKE = Fake(noun=['apple'], adjective=['green'], preposition=['under'], verb=['holding'], numeral=['three'])
 
@@ -77,7 +82,7 @@ def test_what_cannot_be_made_says_why():
     assert found == {} and skipped['replace_obj'] == skipped['add_obj'] == gen.NO_CANDIDATE
     assert {skipped[k] for k in ('replace_att', 'replace_rel', 'swap_obj', 'swap_att', 'add_att')} == {gen.NO_ELEMENT}
     with pytest.raises(CSClipError, match='replace_noun'): gen.HardNegatives(None, Fake(), gen.FirstRank(), ('replace_noun',))
-    with pytest.raises(CSClipError, match='tolerance is -1; expected 0 or more'): gen.HardNegatives(None, Fake(), gen.FirstRank(), tolerance=-1)
+    with pytest.raises(CSClipError, match='tolerance is -1; expected 0 to 1'): gen.HardNegatives(None, Fake(), gen.FirstRank(), tolerance=-1)
 
 @pytest.mark.parametrize('relation,expected', [
     ('to the left of', {('to the left of', 'preposition'), ('left', 'opposite')}),
@@ -174,11 +179,11 @@ def test_captions_that_the_model_cannot_read_give_no_candidate(bert_mlm):
 def test_batches_do_not_matter(mlm, nli):
     graphs = GRAPHS * 3 + [graph(f'a {c} {n} on the {m}', [f'a {c} {n}', f'the {m}'], [(c, 0)], [('on', 0, 1)])
                            for c in ('red', 'big') for n in ('dog', 'apple') for m in ('table', 'horse')]
-    engine = lambda n, chunk: gen.HardNegatives(None, gen.MLMPropose(mlm, batch_size=n), gen.NLIRank(nli, batch_size=n), chunk=chunk)
-    together = everything(engine(512, 512), graphs)
-    assert everything(engine(1, 3), graphs) == everything(engine(40, 1), graphs) == together
-    assert everything(engine(512, 512), graphs[::-1]) == together[::-1]
-    assert engine(1, 3).digest == engine(40, 1).digest
+    with_batches = lambda n, chunk: gen.HardNegatives(None, gen.MLMPropose(mlm, batch_size=n), gen.NLIRank(nli, batch_size=n), chunk=chunk)
+    together = everything(with_batches(512, 512), graphs)
+    assert everything(with_batches(1, 3), graphs) == everything(with_batches(40, 1), graphs) == together
+    assert everything(with_batches(512, 512), graphs[::-1]) == together[::-1]
+    assert with_batches(1, 3).digest == with_batches(40, 1).digest
 
 def relabelled(nli, folder, order):
     "The same classifier with its labels in another order."
@@ -215,7 +220,7 @@ class Scores:
     "Gives each word its own P(contradiction)."
     digest = 'scores'
     def __init__(self, **words): self.words = words
-    def __call__(self, pairs): return [max(self.words.get(w, 0.) for w in text.split()) for _, text in pairs]
+    def __call__(self, pairs): return [verdict(max(self.words.get(w, 0.) for w in text.split())) for _, text in pairs]
 
 @pytest.mark.parametrize('tolerance, kept', [(0., {'apple'}), (.02, {'apple', 'horse'}), (1., {'apple', 'horse', 'table'})])
 def test_the_most_contradictory_wins_and_chance_decides_between_equals(tolerance, kept):
@@ -228,10 +233,10 @@ def test_without_a_ranking_the_likeliest_is_kept():
     assert {made(PAIR, Fake(noun=['table', 'horse']), seed=seed)[0]['replace_obj'].mlm_rank for seed in range(9)} == {0}
 
 def test_random_proposals_keep_to_the_category_and_the_seed():
-    propose = gen.RandomPropose(['two red dogs', 'a blue cat on a table'], seed=1)
+    propose = gen.RandomPropose(PARSER.parse(['two red dogs', 'a blue cat on a table']), seed=1)
     slot = gen.Slot('a horse', 2, 7, ('noun',), 'horse')
     assert propose([slot]) == propose([slot]) and {c.word for c in propose([slot])[0]} <= {'cat', 'table'}
-    assert gen.RandomPropose(['two red dogs'])([slot]) == [[]]
+    assert gen.RandomPropose(PARSER.parse(['two red dogs']))([slot]) == [[]]
 
 @pytest.fixture
 def parsed(tmp_path):
@@ -241,11 +246,13 @@ def parsed(tmp_path):
         write_shard(tmp_path/f'graphs/part-{k:05d}.parquet', rows, SCHEMA, f'graphs {k}')
     return tmp_path/'graphs'
 
+def engine(rank=gen.FirstRank(), **kw): return gen.HardNegatives(None, FAKE, rank, **kw)
+
 def state(folder): return {p.name: (p.read_bytes(), p.stat().st_mtime_ns) for p in folder.iterdir()}
 
 def test_shards_go_on_where_they_stopped(parsed, tmp_path):
     out = tmp_path/'out'
-    coverage = gen.generate_file(parsed, out, FAKE, gen.FirstRank())
+    coverage = gen.generate_file(parsed, out, engine())
     assert coverage['captions'] == 15 and json.loads((out/'coverage.json').read_text()) == coverage
     for kind in gen.KINDS: assert sum(coverage[kind].values()) == 15
     rows = pq.read_table(out/'part-00001.parquet').to_pylist()
@@ -253,25 +260,25 @@ def test_shards_go_on_where_they_stopped(parsed, tmp_path):
     before = state(out)
     (out/'part-00000.parquet').unlink()
     (out/'part-00001.parquet').write_bytes(before['part-00001.parquet'][0][:100])
-    assert gen.generate_file(parsed, out, FAKE, gen.FirstRank()) == coverage
+    assert gen.generate_file(parsed, out, engine()) == coverage
     after = state(out)
     assert {k: v[0] for k, v in after.items()} == {k: v[0] for k, v in before.items()}
     assert after['part-00002.parquet'] == before['part-00002.parquet'] and after['part-00001.parquet'] != before['part-00001.parquet']
 
-@pytest.mark.parametrize('change', [dict(seed=1), dict(kinds=gen.KINDS[:3]), dict(rank=Likes('apple')), dict(tolerance=.1)])
+@pytest.mark.parametrize('change', [dict(seed=1), dict(kinds=gen.KINDS[:3]), dict(rank=Likes('apple')), dict(tolerance=.1),
+                                    dict(min_contradiction=.1), dict(anywhere=True)])
 def test_other_parameters_never_reuse_a_shard(parsed, tmp_path, change):
-    given = dict(propose=FAKE, rank=gen.FirstRank())
-    gen.generate_file(parsed, tmp_path/'out', **given)
-    gen.generate_file(parsed, tmp_path/'out', **{**given, **change})
-    gen.generate_file(parsed, tmp_path/'fresh', **{**given, **change})
+    gen.generate_file(parsed, tmp_path/'out', engine())
+    gen.generate_file(parsed, tmp_path/'out', engine(**change))
+    gen.generate_file(parsed, tmp_path/'fresh', engine(**change))
     assert {k: v[0] for k, v in state(tmp_path/'out').items()} == {k: v[0] for k, v in state(tmp_path/'fresh').items()}
 
 def test_shards_of_other_graphs_do_not_stay(parsed, tmp_path):
-    gen.generate_file(parsed, tmp_path/'out', FAKE, gen.FirstRank())
+    gen.generate_file(parsed, tmp_path/'out', engine())
     (parsed/'part-00002.parquet').unlink()
-    assert gen.generate_file(parsed, tmp_path/'out', FAKE, gen.FirstRank())['captions'] == 10
+    assert gen.generate_file(parsed, tmp_path/'out', engine())['captions'] == 10
     assert not (tmp_path/'out/part-00002.parquet').exists()
-    with pytest.raises(CSClipError, match='run the parse stage'): gen.generate_file(tmp_path/'none', tmp_path/'out', FAKE, gen.FirstRank())
+    with pytest.raises(CSClipError, match='run the parse stage'): gen.generate_file(tmp_path/'none', tmp_path/'out', engine())
 
 @pytest.mark.parametrize('harm, said', [
     (lambda path: path.write_bytes(path.read_bytes()[:-9]), 'no readable Parquet file'), (lambda path: path.write_bytes(b''), 'no readable Parquet file'),
@@ -279,5 +286,79 @@ def test_shards_of_other_graphs_do_not_stay(parsed, tmp_path):
     (lambda path: write_shard(path, [{'sentid': 77, 'image': '7.png', **CAR.to_row(), 'caption': 'a cat'}], SCHEMA, 'other'), 'sentid 77')])
 def test_broken_and_foreign_graphs_are_named(parsed, tmp_path, harm, said):
     harm(parsed/'part-00001.parquet')
-    with pytest.raises(CSClipError, match=f'part-00001.parquet: {said}'): gen.generate_file(parsed, tmp_path/'out', FAKE, gen.FirstRank())
+    with pytest.raises(CSClipError, match=f'part-00001.parquet: {said}'): gen.generate_file(parsed, tmp_path/'out', engine())
     assert [p.name for p in (tmp_path/'out').iterdir()] == ['part-00000.parquet']
+
+@pytest.fixture
+def variant(bert_mlm, nli):
+    def build(name, **kw): return gen.hard_negatives(bert_mlm, nli, name, PARSER.parse(['two big dogs near an apple', 'a green cat holding a table']), **kw)
+    return build
+
+def test_variants_are_those_of_the_paper(variant, bert_mlm):
+    graphs = list(PARSER.parse(['An orange car to the left of a blue umbrella.', 'a man is riding a horse']))
+    found = {name: [n for negatives, _ in everything(variant(name), graphs) for n in negatives] for name in gen.VARIANTS}
+    asked = lambda name: [n for n in found[name] if not n.kind.startswith('swap')]
+    assert all(n.mlm_rank is not None and n.contradiction is not None for n in asked('mlm_nli'))
+    assert all(n.mlm_rank == 0 and n.contradiction is None for n in asked('mlm'))
+    assert all(n.mlm_rank is None and n.mlm_probability is None for n in asked('random'))
+    assert {n.replacement.split()[-1] for n in asked('random') if n.kind == 'replace_obj'} <= {'dog', 'apple', 'cat', 'table'}
+    with pytest.raises(CSClipError, match="variant is 'best'; expected one of mlm_nli, mlm, random, random_position"): variant('best')
+
+def test_random_places_take_the_same_words_and_only_the_place_differs(variant):
+    graphs = GRAPHS + list(PARSER.parse(['a big dog and a small cat under two green umbrellas', 'The orange cat on a table']))
+    for seed in range(4):
+        pairs = zip(everything(variant('mlm_nli', seed=seed), graphs), everything(variant('random_position', seed=seed), graphs))
+        for (placed, _), (anywhere, skipped) in pairs:
+            kept = {n.kind: n for n in placed}
+            assert {n.kind for n in anywhere} | {k for k, why in skipped.items() if why == gen.NO_PLACE} == set(kept)
+            for n in anywhere:
+                assert n.caption[:n.start] + n.replacement + n.caption[n.end:] == n.text not in (n.caption, kept[n.kind].text)
+                if not n.kind.startswith('swap'): assert n.replacement.split()[-1].lower() == kept[n.kind].replacement.split()[-1].lower()
+
+def test_what_does_not_contradict_enough_is_counted():
+    scores = Scores(apple=.4)
+    assert made(PAIR, Fake(noun=['apple']), scores, min_contradiction=.5)[1]['replace_obj'] == gen.NOT_CONTRADICTORY
+    assert 'replace_obj' in made(PAIR, Fake(noun=['apple']), scores, min_contradiction=.4)[0]
+
+@pytest.mark.parametrize('name', gen.VARIANTS[:3])
+def test_what_is_explained_is_what_is_made(variant, name):
+    engine = variant(name, parser=PARSER, min_contradiction=.3)
+    for caption in ('An orange dog to the left of two blue cats.', 'a man riding a horse', 'a dog', 'it rains'):
+        made, considered = {n.kind: n for n in engine.generate([caption])}, list(engine.explain(caption))
+        kept = {c.kind: c for c in considered if c.outcome == gen.KEPT}
+        assert set(kept) == set(made) and {c.kind for c in considered} == set(gen.KINDS)
+        for kind, c in kept.items():
+            if kind.startswith('swap'): assert c.place == made[kind].text
+            else: assert made[kind].replacement.split()[-1].lower() == c.word and (c.verdict is None or c.verdict.contradiction == made[kind].contradiction)
+        if name != 'random': assert any(c.outcome.startswith('no ') for c in considered if c.word) or caption == 'it rains'
+
+def test_weights_stored_in_half_precision_compute_in_full(bert_mlm, nli, tmp_path):
+    from safetensors.torch import load_file, save_file
+    for name, folder in ('mlm', bert_mlm), ('nli', nli):
+        weights = load_file(shutil.copytree(folder, tmp_path/name)/'model.safetensors')
+        save_file({k: v.half() for k, v in weights.items()}, tmp_path/name/'model.safetensors', metadata={'format': 'pt'})
+        config = json.loads((tmp_path/name/'config.json').read_text())
+        (tmp_path/name/'config.json').write_text(json.dumps({**config, 'dtype': 'float16'}))
+    assert gen.MLMPropose(tmp_path/'mlm').model.dtype == gen.NLIRank(tmp_path/'nli').model.dtype == torch.float32
+    half = gen.NLIRank(nli, precision='bf16')
+    assert half.model.dtype == torch.bfloat16 and half.digest != gen.NLIRank(nli).digest
+    with pytest.raises(CSClipError, match="precision is 'int8'; expected fp32 or bf16"): gen.NLIRank(nli, precision='int8')
+
+def test_a_classifier_of_two_labels_and_a_tokenizer_without_a_mask_are_refused(bert_mlm, tmp_path):
+    labels = {0: 'entailment', 1: 'contradiction'}
+    bert(BertForSequenceClassification, tmp_path/'two', id2label=labels, label2id={v: k for k, v in labels.items()})
+    with pytest.raises(CSClipError, match='two: its labels are entailment, contradiction; expected entailment, neutral and contradiction'):
+        gen.NLIRank(tmp_path/'two')
+    shutil.copytree(bert_mlm, tmp_path/'open')
+    for name in 'tokenizer_config.json', 'special_tokens_map.json':
+        if (path := tmp_path/'open'/name).exists():
+            path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != 'mask_token'} | {'mask_token': None}))
+    with pytest.raises(CSClipError, match='open: its tokenizer has no mask token'): gen.MLMPropose(tmp_path/'open')
+
+def test_rows_say_what_made_them(parsed, tmp_path):
+    gen.generate_file(parsed, tmp_path/'out', engine(Likes('apple')))
+    row = pq.read_table(tmp_path/'out/part-00000.parquet').to_pylist()[0]
+    assert (row['propose'], row['rank']) == ('fake', 'likes')
+    for n in row['negatives']:
+        asked = not n['kind'].startswith('swap')
+        assert (n['contradiction'] is not None) == (n['neutral'] is not None) == (n['entailment'] is not None) == asked

@@ -32,7 +32,7 @@ def run_pipeline(data, out):
     folders = {name: str(out/name) for name in ('parse', 'generate', 'train', 'results', 'figures')}
     overrides = {
         'parse': {'karpathy': str(data/'dataset_coco.json'), 'out': folders['parse'], 'shard_size': 20},
-        'generate': {'graphs': folders['parse'], 'out': folders['generate']},
+        'generate': {'graphs': folders['parse'], 'out': folders['generate'], 'report': f'{folders["results"]}/coverage.json'},
         'train': {'supervision': folders['generate'], 'out': folders['train'], 'steps': 4, 'batch_size': 8, 'warmup': 1, 'checkpoint_every': 3,
                   'methods': {'negclip': {'batch_size': 4}}},
         'evaluate': {'trained': folders['train'], 'out': folders['results'], 'sugar_crepe': str(data/'sugar_crepe'),
@@ -64,7 +64,7 @@ def files(folder): return {p.relative_to(folder).as_posix(): p for p in sorted(f
 
 def test_every_stage_leaves_whole_files_only(runs):
     found = files(runs[0])
-    expected = {'parse/part-00000.parquet', 'parse/part-00002.parquet', 'generate/part-00000.parquet', 'generate/coverage.json',
+    expected = {'parse/part-00000.parquet', 'parse/part-00002.parquet', 'generate/part-00000.parquet', 'generate/coverage.json', 'results/coverage.json',
                 'results/tables/table1.csv', 'results/tables/table1.md', 'results/tables/table2.csv', 'results/tables/table2.md',
                 'figures/figure1.png', 'figures/figure1.pdf', 'figures/figure2.png', 'figures/figure2.pdf',
                 *(f'train/{m}-0/{f}' for m in METHODS for f in ('open_clip_config.json', 'open_clip_model.safetensors', 'log.jsonl', 'training.json')),
