@@ -88,6 +88,28 @@ class SceneGraph:
         if self.relations: lines += ['relations: ' + ', '.join(f'{name(r.subject)} *{r.text}* {name(r.object)}' for r in self.relations)]
         return '\n'.join(lines)
 
+    def draw(self) -> 'matplotlib.axes.Axes':
+        "The graph over its caption: objects blue, attributes orange, predicates green; arrows to attributes, and from subject to object."
+        import matplotlib.pyplot as plt # here, since a million captions need no picture
+        middle, n = (lambda s: (s.start + s.end)/2), max(len(self.caption), 1)
+        arcs = [(middle(self.objects[a.object]), middle(a), '', '#E69F00') for a in self.attributes]
+        arcs += [(middle(self.objects[r.subject]), middle(self.objects[r.object]), r.text, '#009E73') for r in self.relations]
+        rise = lambda a, b: .35 + abs(b - a)*.03 # inches above the caption, as everything here
+        height = max([.5, *(rise(a, b) for a, b, *_ in arcs)]) + .2
+        ax = plt.figure(figsize=((n + 2)*.1, height + .1)).add_axes((0, 0, 1, 1))
+        colours = dict.fromkeys(range(n), '#777777')
+        for colour, spans in ('#009E73', [s for r in self.relations for s in r.spans]), ('#E69F00', self.attributes), ('#0072B2', self.objects):
+            for s in spans: colours |= dict.fromkeys(range(s.start, s.end), colour)
+        for i, c in enumerate(self.caption): ax.text(i + .5, 0, c, color=colours[i], family='monospace', size=11, ha='center', va='baseline')
+        for a, b, label, colour in arcs:
+            top = rise(a, b)
+            ax.plot([a, a, b, b], [.2, top, top, .2], color=colour, lw=1)
+            ax.plot(b, .2, 'v', color=colour, ms=4)
+            ax.text((a + b)/2, top + .02, label, color=colour, size=8, ha='center', va='bottom')
+        ax.set(xlim=(-1, n + 1), ylim=(-.1, height))
+        ax.axis('off')
+        return ax
+
 # %% ../nbs/02_parsing.ipynb #18be504f
 _PART = r'(?:left|right|top|bottom|front|back|side|middle|center|centre|edge|corner|end|rear|base|foot|outside|inside)'
 _PREPOSITION = re.compile(rf'''\b(?:
