@@ -203,14 +203,12 @@ def examples(
     kinds:Sequence[str],
 ) -> dict[str, tuple[str, str]]: # kind -> caption and negative, the words that differ in brackets
     "The first negative of each kind. Shards are read until every kind is found."
-    found = {}
-    for path in shard_paths(folder, 'generate'):
-        for row in read_shard(path, ('caption', 'negatives'), 'generate'):
-            for n in row['negatives']:
-                place = row['caption'], n['start'], n['end']
-                found.setdefault(n['kind'], (_marked(*place, n['original']), _marked(*place, n['replacement'])))
-            if found.keys() >= set(kinds): return found
-    return found
+    found, rows = {}, (row for path in shard_paths(folder, 'generate') for row in read_shard(path, ('caption', 'negatives'), 'generate'))
+    while not found.keys() >= set(kinds) and (row := next(rows, None)):
+        for n in row['negatives']:
+            place = row['caption'], n['start'], n['end']
+            found.setdefault(n['kind'], (_marked(*place, n['original']), _marked(*place, n['replacement'])))
+    return {kind: found[kind] for kind in kinds if kind in found}
 
 # %% ../nbs/18_cli.ipynb #6c57e902
 @call_parse

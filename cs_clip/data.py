@@ -90,6 +90,7 @@ def read_karpathy(
 
 # %% ../nbs/09_data.ipynb #b7d2f3a9
 def _is_text(t):
+    if pa.types.is_null(t): return True # nothing but nulls
     return pa.types.is_string(t) or pa.types.is_large_string(t) or pa.types.is_string_view(t) or pa.types.is_dictionary(t) and _is_text(t.value_type)
 
 _COLUMNS = {'caption': ('text', _is_text), 'image': ('text', _is_text), **dict.fromkeys(('sentid', 'id'), ('whole numbers', pa.types.is_integer))}
