@@ -89,8 +89,10 @@ WORDS = st.text(st.characters(exclude_categories=['Cs', 'Cc']), max_size=9).map(
 def test_one_content_is_read_alike_from_every_format(tmp_path_factory, rows):
     folder, wanted = tmp_path_factory.mktemp('alike'), [row for row in rows if row[2]]
     sentids, images, texts = map(list, zip(*rows))
-    plain, named = [(n, '', c) for n, (*_, c) in enumerate(rows, 1) if c], {'caption': texts, 'sentid': pa.array(sentids, pa.int64()), 'image': images}
-    given = {'a.txt': '\n'.join(texts) + '\n'*(not texts[-1]), 'b.txt': '\r\n'.join(texts) + '\r\n', 'a.jsonl': lines(*({'caption': c} for c in texts)),
+    plain = [(n, '', c) for n, (*_, c) in enumerate(rows, 1) if c]
+    named = {'caption': texts, 'sentid': pa.array(sentids, pa.int64()), 'image': images}
+    given = {'a.txt': '\n'.join(texts) + '\n'*(not texts[-1]), 'b.txt': '\r\n'.join(texts) + '\r\n',
+             'a.jsonl': lines(*({'caption': c} for c in texts)),
              'b.jsonl': lines(*({'caption': c, 'id': i, 'image': image} for i, image, c in rows)),
              'a.parquet': {'caption': texts, 'url': texts}, 'b.parquet': named,
              'c.parquet': {**named, 'caption': pa.array(texts, pa.large_string()).dictionary_encode(), 'image': [i or None for i in images]}}
@@ -108,7 +110,8 @@ def test_a_karpathy_files_captions(tmp_path):
     rows = CaptionRows(path)
     assert list(rows) == [(0, 'train/1.png', 'a cat'), (2, 'train/1.png', 'a dog'), (3, 'train/1.png', 'a bird'), (7, 'train/7.png', 'picture 7')]
     assert rows.skipped == {'empty caption': 1, 'image without a caption': 1}
-    assert list(CaptionRows(path, 'train+val', per_image=1)) == [(0, 'train/1.png', 'a cat'), (7, 'train/7.png', 'picture 7'), (9, 'train/9.png', 'picture 9')]
+    first = list(CaptionRows(path, 'train+val', per_image=1))
+    assert first == [(0, 'train/1.png', 'a cat'), (7, 'train/7.png', 'picture 7'), (9, 'train/9.png', 'picture 9')]
 
 
 GOOD = lines({'caption': 'a cat', 'id': 1, 'image': 'train/1.png'})
@@ -117,7 +120,8 @@ GOOD = lines({'caption': 'a cat', 'id': 1, 'image': 'train/1.png'})
     ('x.jsonl', GOOD + '{"caption": "a d', r'x.jsonl: broken JSON at line 2 \(Unterminated string', 1),
     ('x.jsonl', GOOD + '\n' + lines({'text': 'a dog', 'id': 2}), 'line 3: no key "caption"; expected text', 1),
     ('x.jsonl', GOOD + lines({'caption': None, 'id': 2}), 'line 2: "caption" is null; expected text', 1),
-    ('x.jsonl', GOOD + lines(['a dog']), 'line 2: no key "caption"', 1), ('x.jsonl', GOOD + lines({'caption': 'a dog'}), 'line 2: no id; expected id', 1),
+    ('x.jsonl', GOOD + lines(['a dog']), 'line 2: no key "caption"', 1),
+    ('x.jsonl', GOOD + lines({'caption': 'a dog'}), 'line 2: no id; expected id', 1),
     ('x.jsonl', lines({'caption': 'a cat'}, {'caption': 'a dog', 'sentid': 3}), 'line 2: sentid; expected none', 1),
     ('x.jsonl', lines({'caption': 'a cat', 'id': '7'}), 'line 1: "id" is "7"; expected a whole number', 0),
     ('x.jsonl', lines({'caption': 'a cat', 'id': 2**63}), 'line 1: "id" is 9223372036854775808; expected a whole number of 64 bits', 0),
