@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['INPUTS', 'one_line_errors', 'compose', 'write_params', 'clip_is_here', 'text_model_is_here', 'inputs', 'machine',
-           'cs_clip_preflight', 'caption_rows', 'cs_clip_negatives', 'cs_clip_train', 'cs_clip_evaluate']
+           'cs_clip_preflight', 'checked_device', 'coverage_table', 'examples', 'cs_clip_negatives', 'cs_clip_train',
+           'cs_clip_evaluate']
 
 # %% ../nbs/18_cli.ipynb #710f93ea
-import functools, os, shutil, sys, tempfile
-from collections.abc import Callable, Iterator
+import functools, os, re, shutil, sys, tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import torch, yaml
+import torch, transformers, yaml
 from dvc.utils.hydra import compose_and_dump
 from fastcore.script import Param, call_parse
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
@@ -22,12 +23,12 @@ from open_clip import get_model_config
 from open_clip.pretrained import get_pretrained_cfg
 
 from .benchmarks import read_benchmark
-from .data import ImageStore, read_karpathy
+from .data import CaptionRows, ImageStore, read_karpathy
 from .evaluation import evaluate, result_file
-from .files import CSClipError, local_path, project_root, read_json, write_text
-from .generation import KINDS, MLMPropose, NLIRank, generate_file
+from .files import CSClipError, local_folder, local_path, project_root, read_json, read_shard, shard_paths, write_text
+from .generation import KINDS, HardNegatives, MLMPropose, NLIRank, generate_file
 from .models import load
-from .parsing import parse_file
+from .parsing import SceneGraphParser, parse_file
 from .stage import parse_settings
 from .training import train_run
 
@@ -64,7 +65,7 @@ def write_params(profile:str):
 # %% ../nbs/18_cli.ipynb #23be687f
 def _file(repository, *alternatives) -> str|None:
     "The first of `alternatives` that a folder, or the cache of a repository of the hub, has."
-    if (folder := local_path(repository)).is_dir(): return next((str(path) for name in alternatives for path in sorted(folder.glob(name))), None)
+    if folder := local_folder(repository): return next((str(path) for name in alternatives for path in sorted(folder.glob(name))), None)
     try: return next((path for name in alternatives if isinstance(path := try_to_load_from_cache(repository, name), str)), None)
     except HFValidationError: return None  # a path that is not there
 
@@ -163,43 +164,86 @@ def cs_clip_preflight(
     return int(missing > 0)
 
 # %% ../nbs/18_cli.ipynb #2e72d7c9
-def caption_rows(
-    path:str|Path, # .txt: a caption a line; .json: Karpathy's format
-    split:str, # of the latter
-) -> Iterator[tuple[int, str, str]]: # (sentid, image, caption); lines count from 1 and have no image
-    "Captions as the parse stage takes them. Raises `CSClipError` for a missing or broken file."
-    if Path(path).suffix == '.json':
-        records = read_karpathy(path, split)
-        for reason, n in records.skipped.items(): print(f'{path}: {reason}, left out: {n}')
-        for record in records: yield from ((i, record.image, c) for i, c in zip(record.sentids, record.captions))
-    else:
-        try: text = Path(path).read_text(encoding='utf-8')
-        except OSError as e: raise CSClipError(f'{path}: cannot be read ({e.strerror}); expected a text file, a caption a line, or a .json') from None
-        except UnicodeDecodeError as e: raise CSClipError(f'{path}: no UTF-8 text at byte {e.start}') from None
-        yield from ((i, '', line) for i, line in enumerate(text.splitlines(), 1))
+def _text_model(cls, name, option, *more):
+    "A text model. What neither this machine nor the hub has is refused at once; transformers would try for a minute."
+    if not (local_folder(name) or _file(name, 'config.json')):
+        try: get_hf_file_metadata(hf_hub_url(name, 'config.json'), timeout=10)
+        except Exception as e: # the hub's client, and what it is built on, have no common class of errors
+            why = (str(e) or repr(e)).splitlines()[0]
+            raise CSClipError(f'{name}: no folder, not in the cache, and the model hub does not give it ({why}); without the hub take a folder: '
+                              f'the embedded model is --{option} data/models/{option}, which `make data` fetches') from None
+    return cls(name, *more)
+
+def checked_device(
+    name:str, # as torch calls it
+) -> str: # `name`
+    "Raises `CSClipError` for a device that this machine does not have."
+    try: torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):
+        raise CSClipError(f'device "{name}": this machine has none; expected what torch calls its devices: cpu, cuda, cuda:0, mps') from None
+    return name
+
+# %% ../nbs/18_cli.ipynb #f4b2d6e8
+def coverage_table(
+    coverage:dict, # as `generate_file` returns it
+    kinds:Sequence[str],
+) -> str:
+    "How many negatives of each kind were made, and why others were not."
+    reasons = list(dict.fromkeys(['made', *(reason for kind in kinds for reason in coverage[kind])]))
+    rows = [['', *reasons], *([kind, *(f'{coverage[kind].get(reason, 0):,}' for reason in reasons)] for kind in kinds)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return '\n'.join('  '.join([first.ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(rest, widths[1:]))]) for first, *rest in rows)
+
+def _marked(caption, start, end, text):
+    "The caption with `text` between `start` and `end`, its words in brackets; where none are, nothing is marked."
+    return caption[:start] + re.sub(r'\S(.*\S)?', r'[\g<0>]', text, count=1, flags=re.S) + caption[end:]
+
+def examples(
+    folder:str|Path, # that `generate_file` wrote
+    kinds:Sequence[str],
+) -> dict[str, tuple[str, str]]: # kind -> caption and negative, the words that differ in brackets
+    "The first negative of each kind. Shards are read until every kind is found."
+    found, rows = {}, (row for path in shard_paths(folder, 'generate') for row in read_shard(path, ('caption', 'negatives'), 'generate'))
+    while not found.keys() >= set(kinds) and (row := next(rows, None)):
+        for n in row['negatives']:
+            place = row['caption'], n['start'], n['end']
+            found.setdefault(n['kind'], (_marked(*place, n['original']), _marked(*place, n['replacement'])))
+    return {kind: found[kind] for kind in kinds if kind in found}
 
 # %% ../nbs/18_cli.ipynb #6c57e902
 @call_parse
 @one_line_errors
 def cs_clip_negatives(
-    captions:str, # .txt with a caption a line, or a .json in Karpathy's format
-    out:str, # folder for the negatives, as Parquet; the scene graphs go to its subfolder graphs
+    captions:str, # .txt, a caption a line; .jsonl, an object with "caption" a line; .parquet, a column caption; .json, Karpathy's format
+    out:str='negatives', # folder for the negatives, as Parquet; the scene graphs go to its subfolder graphs
     split:str='train', # of a .json
-    mlm:str='bert-base-uncased', # masked language model that proposes: folder or hub name
-    nli:str='roberta-large-mnli', # inference model that ranks: folder or hub name
+    mlm:str='bert-base-uncased', # masked language model that proposes: folder, such as data/models/mlm, or hub name
+    nli:str='roberta-large-mnli', # inference model that ranks: folder, such as data/models/nli, or hub name
     k:int=16, # candidates a span, the paper's K
     tolerance:float=0., # candidates whose contradiction is this close to the highest count as equals; the paper takes the highest alone
     kinds:Param('which kinds of negative', str, nargs='*')=KINDS,
     seed:int=0, # of the choice of elements
-    device:str='cpu', # of both models
+    device:str='cpu', # of both models: cpu, cuda, cuda:0, mps
 ) -> int:
-    "Parse captions and generate hard negatives."
-    propose, rank = MLMPropose(mlm, k, device), NLIRank(nli, device)
-    parsed = parse_file(caption_rows(captions, split), Path(out)/'graphs')
-    coverage = generate_file(Path(out)/'graphs', out, propose, rank, tuple(kinds), seed, tolerance)
-    print(f'{parsed["captions"]} captions, {parsed["empty"]} empty ones left out')
-    for kind in kinds: print(f'{kind:12s}', ', '.join(f'{reason} {n}' for reason, n in coverage[kind].items()))
+    "Parse captions and generate hard negatives. A run that was killed goes on when started again."
+    rows, out, kinds = CaptionRows(captions, split), Path(out), tuple(dict.fromkeys(kinds))
+    if rows.path.match('part-*.parquet') and rows.path.resolve().parent in (out.resolve(), (out/'graphs').resolve()):
+        raise CSClipError(f'{captions}: lies where shards of this name are written and deleted; choose another folder than {out}')
+    engine = _hard_negatives(mlm, nli, k, checked_device(device), kinds, seed, tolerance)
+    parsed = parse_file(rows, out/'graphs')
+    coverage = generate_file(out/'graphs', out, engine.propose, engine.rank, kinds, seed, tolerance)
+    print(f'{captions}: {parsed["captions"]:,} captions' + ''.join(f'; {reason}, left out: {n:,}' for reason, n in rows.skipped.items()))
+    print(f'\n{coverage_table(coverage, kinds)}')
+    for kind, (caption, negative) in examples(out, [kind for kind in kinds if coverage[kind]['made']]).items():
+        print(f'\n{kind:14}{caption}\n{"->":>12}  {negative}')
+    print(f'\n{out}: written')
     return 0
+
+def _hard_negatives(mlm, nli, k, device, kinds, seed, tolerance):
+    "The generator, whole before anything is written, so that a wrong value leaves nothing behind."
+    if not sys.stderr.isatty(): transformers.utils.logging.disable_progress_bar()
+    propose, rank = _text_model(MLMPropose, mlm, 'mlm', k, device), _text_model(NLIRank, nli, 'nli', device)
+    return HardNegatives(SceneGraphParser(), propose, rank, kinds, seed, tolerance)
 
 # %% ../nbs/18_cli.ipynb #84704e37
 @call_parse
@@ -215,7 +259,9 @@ def cs_clip_train(
 ) -> int:
     "Fine-tune a dual encoder. A run that was killed goes on when started again."
     own = dict(method=method, model=model, supervision=supervision, images=images, out=out, seed=seed)
-    log = train_run(**own, **parse_settings(set or (), own))
+    settings = parse_settings(set or (), own)
+    keep_images = settings.pop('keep_images', False)
+    log = train_run(**own, keep_images=keep_images, methods={method: settings})  # as the method's own: what only another has is refused
     print(f'{out}: {len(log)} steps, loss {log[0]["loss"]:.3f} -> {log[-1]["loss"]:.3f}')
     return 0
 
@@ -229,11 +275,12 @@ def cs_clip_evaluate(
     paths:Param('where it lies, such as sugar_crepe=FOLDER images=val2017.zip; what is missing is said', str, nargs='*')=None,
     world:Param('whose pictures and texts, such as IconWorld or COCO: figures and tables take the results of one world', str, required=True)=None,
     run:str='clip', # what the model is called there: METHOD-SEED, or the method alone
-    device:str='cpu', # such as cuda
+    device:str='cpu', # cpu, cuda, cuda:0, mps
     batch_size:int=256, # pictures or texts embedded at once
     missing:str='error', # skip: leave out items whose picture is missing, and count them
 ) -> int:
     "Score a dual encoder on a benchmark."
+    checked_device(device)
     items = read_benchmark(benchmark, **{k: str(v) for k, v in parse_settings(paths or (), ['name']).items()})  # a folder may be called 2017
     result = evaluate(load(model, device), items, batch_size, missing)
     path = result_file(out, result, run, world)

@@ -50,7 +50,7 @@ def _gather(x, n, accelerator):
 
 # %% ../nbs/11_training.ipynb #adbf3257
 class Steps(torch.utils.data.Dataset):
-    "Item `step` is what that step trains on: the objective's batch, and this process's share of it as pixels and tokens."
+    "Item `step` is what that step trains on: the objective's batch, and this process's share of it as pixels and tokens; or a picture's error."
     def __init__(self, objective, model, pixels, accelerator, seed, batch_size):
         self.objective, self.tokenize, self.pixels, self.accelerator = objective, model.tokenize, pixels, accelerator
         self.seed, self.batch_size = seed, batch_size
@@ -58,7 +58,9 @@ class Steps(torch.utils.data.Dataset):
     def __getitem__(self, step):
         items = batch_indices(len(self.objective.items), self.batch_size, self.seed, step)
         batch = self.objective.sample(items, step_rng(self.seed, step))
-        return batch, self.pixels(_share(batch.images, self.accelerator)), self.tokenize(_share(batch.texts, self.accelerator))
+        try: pixels = self.pixels(_share(batch.images, self.accelerator))
+        except CSClipError as e: return e  # raised in a worker, torch would put the worker's whole stack into its message
+        return batch, pixels, self.tokenize(_share(batch.texts, self.accelerator))
 
 # %% ../nbs/11_training.ipynb #8670cb01
 def _embedder(model, pixels, accelerator, chunk=256):
@@ -183,7 +185,11 @@ def _run(objective, model, pixels, out, facts, accelerator, checkpoint_every, wo
     data = Steps(objective, model, pixels, accelerator, p['seed'], p['batch_size'])
     loader = torch.utils.data.DataLoader(data, batch_size=None, sampler=range(start, p['steps']), num_workers=workers)
     bar = tqdm(loader, desc=p['method'], initial=start, total=p['steps'], disable=None if accelerator.is_main_process else True)
-    for step, (batch, images, tokens) in enumerate(bar, start):
+    for step, item in enumerate(bar, start):
+        if isinstance(item, CSClipError):
+            if accelerator.is_main_process: log.unlink()  # its rows are in the checkpoint, if there is one
+            raise item
+        batch, images, tokens = item
         torch.manual_seed(p['seed']*1_000_003 + step)
         rate = learning_rate(step, p['lr'], p['warmup'], p['steps'])
         for group in optimizer.param_groups: group['lr'] = rate

@@ -1,9 +1,13 @@
 """The four commands as a shell runs them, on a slice of the embedded world; what preflight calls missing; bad input in one line."""
-import json, os, shutil, subprocess, sys
+import errno, functools, json, os, shutil, subprocess, sys
 from pathlib import Path
-import pyarrow.parquet as pq, pytest, yaml
-from cs_clip.cli import clip_is_here, compose, cs_clip_evaluate, cs_clip_negatives, cs_clip_preflight, cs_clip_train, inputs, text_model_is_here
-from cs_clip.files import write_json
+import pyarrow as pa, pyarrow.parquet as pq, pytest, yaml
+from safetensors.torch import load_file, save_file
+from cs_clip.cli import (checked_device, clip_is_here, compose, coverage_table, cs_clip_evaluate, cs_clip_negatives, cs_clip_preflight, cs_clip_train,
+                         examples, inputs, text_model_is_here)
+from cs_clip.files import CSClipError, write_json
+from cs_clip.generation import KINDS
+from cs_clip.parsing import parse_file
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLD, MLM, NLI = 'data/icon_world', 'data/models/mlm', 'data/models/nli'
@@ -60,7 +64,7 @@ def made(small, scripts):
              '--set', 'steps=2', 'batch_size=4')
     evaluate = 'cs_clip_evaluate', 'local-dir:made/model', 'sugar_crepe', 'made/scores', '--world', 'IconWorld', '--run', 'sg-mine-0', '--paths'
     return small, {
-        'negatives': ended('cs_clip_negatives', f'{WORLD}/dataset_coco.json', 'made/supervision', '--mlm', MLM, '--nli', NLI),
+        'negatives': ended('cs_clip_negatives', f'{WORLD}/dataset_coco.json', '--out', 'made/supervision', '--mlm', MLM, '--nli', NLI),
         'train': ended(*train), 'train again': ended(*train),
         'evaluate': ended(*evaluate, f'sugar_crepe={WORLD}/sugar_crepe', f'images={WORLD}/test.zip')}
 
@@ -71,7 +75,15 @@ def test_negatives(made):
     images = json.loads((folder/WORLD/'dataset_coco.json').read_text())['images']
     assert [r['caption'] for r in rows] == [s['raw'] for i in images if i['split'] == 'train' for s in i['sentences']]
     assert any(r['negatives'] for r in rows) and (folder/'made/supervision/graphs/part-00000.parquet').exists()
-    assert said['negatives'].startswith(f'{len(rows)} captions, 0 empty ones left out\nreplace_obj ')
+    first, table, *shown, last = said['negatives'].split('\n\n')
+    assert (first, last) == (f'{WORLD}/dataset_coco.json: {len(rows)} captions', 'made/supervision: written\n')
+    counts = json.loads((folder/'made/supervision/coverage.json').read_text())
+    header, *lines = table.splitlines()
+    assert [line.split()[:2] for line in lines] == [[kind, str(counts[kind]['made'])] for kind in KINDS] and len({len(line) for line in lines}) == 1
+    assert all(reason in header for kind in KINDS for reason in counts[kind])
+    plain = [[line.replace('[', '').replace(']', '').split(None, 1)[1] for line in example.splitlines()] for example in shown]
+    made = {(n['kind'], r['caption'], n['text']) for r in rows for n in r['negatives']}
+    assert {(kind, *pair) for kind, pair in zip([k for k in KINDS if counts[k]['made']], plain)} <= made and shown
 
 
 def test_train(made):
@@ -118,7 +130,7 @@ def test_k_and_tolerance_reach_the_negatives(project, capsys):
     assert [n['mlm_rank'] for n in made('k', k=1)] == [0, 0]
     drawn = {tuple(n['replacement'] for n in made(f'{seed}', tolerance=1., seed=seed)) for seed in range(6)}
     assert len(drawn) > 2, 'all candidates are equals, so that the seed chooses'
-    assert '2 captions, 1 empty ones left out' in capsys.readouterr().out
+    assert 'captions.txt: 2 captions; empty caption, left out: 1' in capsys.readouterr().out
 
 
 def test_what_a_list_of_captions_lacks_is_said(project, capsys):
@@ -128,6 +140,36 @@ def test_what_a_list_of_captions_lacks_is_said(project, capsys):
     assert cs_clip_negatives('few.json', 'out', mlm=MLM, nli=NLI, kinds=['swap_obj']) == 0
     said = capsys.readouterr().out
     assert 'empty caption, left out: 1' in said and 'image without a caption, left out: 1' in said
+
+
+@pytest.mark.parametrize('suffix', ['jsonl', 'parquet'])
+def test_captions_of_any_format(project, capsys, suffix):
+    rows = [{'caption': c, 'id': i, 'image': f'train/{i}.png'} for i, c in enumerate(('a red car next to a dog', 'a small cat'), 70)]
+    if suffix == 'jsonl': Path('few.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    else: pq.write_table(pa.Table.from_pylist(rows), 'few.parquet')
+    assert cs_clip_negatives(f'few.{suffix}', out='out', mlm=MLM, nli=NLI, kinds=['add_att', 'add_att']) == 0
+    made = pq.read_table('out/part-00000.parquet').to_pylist()
+    assert [(r['sentid'], r['image'], r['caption'], len(r['negatives'])) for r in made] == [(i['id'], i['image'], i['caption'], 1) for i in rows]
+
+
+def test_the_numbers_stand_below_each_other():
+    table = coverage_table({'swap_obj': {'made': 1234, 'no such element': 5}, 'add_att': {'made': 12, 'no candidate': 7}}, ('swap_obj', 'add_att'))
+    assert table.splitlines() == ['           made  no such element  no candidate', 'swap_obj  1,234                5             0',
+                                  'add_att      12                0             7']
+
+
+def test_examples_mark_what_differs(made):
+    folder, _ = made
+    found = examples(folder/'made/supervision', KINDS)
+    assert list(found) == [kind for kind in KINDS if kind in found]
+    for kind, (caption, negative) in found.items():
+        assert negative.count('[') == negative.count(']') == 1 and ('[' in caption or kind.startswith('add'))
+
+
+def test_a_device_is_one_of_this_machine():
+    assert checked_device('cpu') == 'cpu'
+    for name in ('gpu', 'cuda:99', 'mps:7', ''):
+        with pytest.raises(CSClipError, match=f'^device "{name}": this machine has none; .*: cpu, cuda, cuda:0, mps$'): checked_device(name)
 
 
 # ---- what is missing
@@ -179,23 +221,98 @@ def test_models_of_the_hub_are_looked_for_in_the_cache(tmp_path, monkeypatch):
 
 # ---- bad input
 BAD = [
-    (cs_clip_negatives, {'captions': 'nowhere.txt', 'out': 'out', 'mlm': MLM, 'nli': NLI}, 'nowhere.txt: cannot be read'),
-    (cs_clip_negatives, {'captions': 'x.txt', 'out': 'out', 'mlm': WORLD}, 'no AutoTokenizer can be loaded'),
+    (cs_clip_negatives, {'captions': 'nowhere.txt'}, 'nowhere.txt: cannot be read'),
+    (cs_clip_negatives, {'captions': 'x.csv'}, 'x.csv: unknown suffix'),
+    (cs_clip_negatives, {'mlm': WORLD}, 'no AutoTokenizer can be loaded'),
+    (cs_clip_negatives, {'captions': 'cut.jsonl'}, 'cut.jsonl: broken JSON at line 2'),
+    (cs_clip_negatives, {'kinds': ['replace_noun']}, 'unknown kind replace_noun; expected some of replace_obj'),
+    (cs_clip_negatives, {'tolerance': -1.}, 'tolerance is -1'), (cs_clip_negatives, {'device': 'gpu'}, 'device "gpu": this machine has none'),
+    (cs_clip_negatives, {'mlm': 'data/models/clip'}, 'data/models/clip: its tokenizer has no mask token'),
+    (cs_clip_negatives, {'mlm': 'no_weights'}, 'no_weights: no AutoModelForMaskedLM can be loaded (Error no file named model.safetensors'),
+    (cs_clip_negatives, {'nli': 'two_labels'}, 'two_labels: its labels are entailment, contradiction; expected entailment, neutral'),
+    (cs_clip_negatives, {'mlm': 'data/models/mlmm'}, 'the embedded model is --mlm data/models/mlm, which `make data` fetches'),
     (cs_clip_train, {'supervision': 'nowhere'}, 'nowhere: no part-*.parquet'), (cs_clip_train, {'method': 'clip'}, 'base model'),
     (cs_clip_train, {'set': ['seed=1']}, 'seed=1: seed has an argument of its own'), (cs_clip_train, {'set': ['lr=1', 'lr=2']}, 'lr: given twice'),
     (cs_clip_train, {'set': ['model=x']}, 'model has an argument'), (cs_clip_train, {'set': ['steps']}, '"steps": expected key=value'),
     (cs_clip_train, {'set': ['warmup=-5']}, 'warmup is -5'), (cs_clip_train, {'set': ['lrr=1']}, 'unknown parameter lrr'),
-    (cs_clip_train, {'set': ['methods=3']}, 'train.methods is 3'), (cs_clip_train, {'seed': -1}, 'seed is -1'),
+    (cs_clip_train, {'set': ['methods=3']}, 'unknown parameter methods'), (cs_clip_train, {'seed': -1}, 'seed is -1'),
+    (cs_clip_train, {'set': ['margin=.2'], 'method': 'clip_ft'}, 'clip_ft: unknown parameter margin; expected some of balance, batch_size'),
+    (cs_clip_train, {'set': ['keep_images=3']}, 'keep_images is 3'),
+    (cs_clip_train, {'set': ['keep_images=true'], 'supervision': 'torn'}, 'torn/part-00000.parquet: no readable Parquet file'),
+    (cs_clip_evaluate, {'device': 'gpu'}, 'device "gpu": this machine has none'),
     (cs_clip_evaluate, {'benchmark': 'sugarcrepe'}, 'unknown benchmark'), (cs_clip_evaluate, {}, 'needs sugar_crepe, images'),
     (cs_clip_evaluate, {'paths': ['name=x']}, 'name has an argument'), (cs_clip_evaluate, {'paths': ['images=1', 'images=2']}, 'images: given twice'),
     (cs_clip_evaluate, {'paths': ['sugar_crepe=2017', 'images=2017']}, '2017/replace_obj.json: not found'),
     (cs_clip_preflight, {'profile': 'nobody'}, 'there are icon_world, paper_sg')]
-GOOD = {cs_clip_train: {'method': 'sg', 'supervision': 'nowhere', 'images': 'nowhere', 'out': 'out'},
+GOOD = {cs_clip_negatives: {'captions': 'x.txt', 'out': 'out', 'mlm': MLM, 'nli': NLI},
+        cs_clip_train: {'method': 'sg', 'supervision': 'nowhere', 'images': 'nowhere', 'out': 'out'},
         cs_clip_evaluate: {'model': 'local-dir:nowhere', 'benchmark': 'sugar_crepe', 'out': 'out', 'world': 'IconWorld'}}
 
+@pytest.fixture
+def broken(project):
+    "The project with models that lack something, a torn shard and captions cut short."
+    Path('x.txt').write_text('a red car next to a dog\n')
+    Path('cut.jsonl').write_text('{"caption": "a dog"}\n{"caption": "a c')
+    (project/'torn').mkdir()
+    (project/'torn/part-00000.parquet').write_bytes(b'PAR1')
+    shutil.copytree(MLM, 'no_weights', ignore=lambda *_: ['model.safetensors'])
+    shutil.copytree(NLI, 'two_labels')
+    weights, config = load_file('two_labels/model.safetensors'), json.loads(Path('two_labels/config.json').read_text())
+    two = {k: v[:2].contiguous() if k.startswith('classifier') else v for k, v in weights.items()}
+    save_file(two, 'two_labels/model.safetensors', {'format': 'pt'})
+    labels = ['entailment', 'contradiction']
+    write_json('two_labels/config.json', {**config, 'id2label': dict(enumerate(labels)), 'label2id': {v: i for i, v in enumerate(labels)}})
+    return project
+
 @pytest.mark.parametrize('run, given, message', BAD)
-def test_bad_input_is_one_line(project, capsys, run, given, message):
+def test_bad_input_is_one_line(broken, capsys, run, given, message):
     assert run(**{**GOOD.get(run, {}), **given}) == 1
     err = capsys.readouterr().err.splitlines()
     assert message in err[-1] and err[-1].startswith('error: ') and sum(line.startswith('error') for line in err) == 1
-    assert not (project/'out').exists()
+    assert not (broken/'out').exists()
+
+
+@pytest.mark.parametrize('offline', [False, True])
+def test_the_papers_models_are_named_where_they_cannot_be_had(broken, capsys, monkeypatch, offline):
+    "Without a network, and with the hub switched off: at once, and with what to take instead."
+    def refuse(*_, **__): raise ConnectionError('no way there')
+    if offline: monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
+    else: monkeypatch.setattr('cs_clip.cli.get_hf_file_metadata', refuse)
+    monkeypatch.setattr('cs_clip.cli.try_to_load_from_cache', lambda *_: None)
+    assert cs_clip_negatives('x.txt', out='out', nli=NLI) == 1
+    error, = capsys.readouterr().err.splitlines()
+    assert error.startswith('error: bert-base-uncased: no folder, not in the cache, and the model hub does not give it (')
+    assert error.endswith('take a folder: the embedded model is --mlm data/models/mlm, which `make data` fetches')
+
+
+def test_captions_among_the_shards_are_not_overwritten(broken, capsys):
+    pq.write_table(pa.table({'caption': ['a red car']}), 'part-00007.parquet')
+    assert cs_clip_negatives('part-00007.parquet', out='.', mlm=MLM, nli=NLI) == 1
+    assert 'choose another folder' in capsys.readouterr().err and pq.read_table('part-00007.parquet').num_rows == 1
+
+
+@pytest.mark.parametrize('code', [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize('written', [1, 4]) # whole files before the disk refuses: it does in the graphs, in the negatives
+def test_a_disk_that_refuses_leaves_whole_shards_and_the_run_goes_on(project, capsys, monkeypatch, code, written):
+    monkeypatch.setattr('cs_clip.cli.parse_file', functools.partial(parse_file, shard_size=2))
+    Path('x.txt').write_text(''.join(f'a {c} car next to a dog\n' for c in ('red', 'blue', 'green', 'white', 'small', 'large')))
+    def run(out): return cs_clip_negatives('x.txt', out=out, mlm=MLM, nli=NLI)
+    def shards(out): return {str(p.relative_to(out)): p.read_bytes() for p in Path(out).rglob('*') if p.is_file()}
+    assert run('undisturbed') == 0
+    left, write = [None]*written, pq.write_table
+    def until_full(table, path):
+        if left: left.pop(); return write(table, path)
+        Path(path).write_bytes(b'PAR1 half')
+        raise OSError(code, os.strerror(code))
+    monkeypatch.setattr('cs_clip.files.pq.write_table', until_full)
+    assert run('out') == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    refused = [f'{folder}part-0000{i}.parquet' for folder in ('graphs/', '') for i in range(3)][written]
+    assert error == (f'error: out/{refused}: cannot be written ({os.strerror(code)}); nothing was changed: '
+                     'make room or choose another folder, and start again')
+    finished = shards('out')
+    assert len(finished) == written and finished.items() <= shards('undisturbed').items()
+    monkeypatch.setattr('cs_clip.files.pq.write_table', write)
+    before = {name: (Path('out')/name).stat().st_mtime_ns for name in finished}
+    assert run('out') == 0 and shards('out') == shards('undisturbed')
+    assert before == {name: (Path('out')/name).stat().st_mtime_ns for name in finished}

@@ -1,9 +1,9 @@
-import io, json, multiprocessing, pickle, shutil, tarfile, zipfile
+import io, json, multiprocessing, pickle, shutil, tarfile, tracemalloc, zipfile
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq, pytest, torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image
-from cs_clip.data import ImageStore, Pixels, batch_indices, load_supervision, read_karpathy, step_rng
+from cs_clip.data import FORMATS, CaptionRows, ImageStore, Pixels, batch_indices, load_supervision, read_karpathy, step_rng
 from cs_clip.files import CSClipError
 from tiny_clip import png
 
@@ -70,6 +70,110 @@ def test_a_value_of_another_type_is_refused_by_name(tmp_path, key, value):
 
 def test_unknown_split_lists_those_there(tmp_path):
     with pytest.raises(CSClipError, match='"dev"; it has train'): read_karpathy(written(tmp_path, entry(1)), 'train+dev')
+
+
+# ---- captions as a stream
+def lines(*items): return ''.join(json.dumps(item, ensure_ascii=False) + '\n' for item in items)
+
+def captions(path, content, **given):
+    "The rows of a file of that content: text, bytes, or a table's columns."
+    if isinstance(content, dict): pq.write_table(pa.table(content), path, row_group_size=2)
+    else: path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return CaptionRows(path, **given)
+
+
+WORDS = st.text(st.characters(exclude_categories=['Cs', 'Cc']), max_size=9).map(lambda s: ' '.join(s.split()))
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(-2**63, 2**63 - 1), st.sampled_from(['', 'train/1.png', '2.png']), WORDS), min_size=1, max_size=7))
+def test_one_content_is_read_alike_from_every_format(tmp_path_factory, rows):
+    folder, wanted = tmp_path_factory.mktemp('alike'), [row for row in rows if row[2]]
+    sentids, images, texts = map(list, zip(*rows))
+    plain = [(n, '', c) for n, (*_, c) in enumerate(rows, 1) if c]
+    named = {'caption': texts, 'sentid': pa.array(sentids, pa.int64()), 'image': images}
+    given = {'a.txt': '\n'.join(texts) + '\n'*(not texts[-1]), 'b.txt': '\r\n'.join(texts) + '\r\n',
+             'a.jsonl': lines(*({'caption': c} for c in texts)),
+             'b.jsonl': lines(*({'caption': c, 'id': i, 'image': image} for i, image, c in rows)),
+             'a.parquet': {'caption': texts, 'url': texts}, 'b.parquet': named,
+             'c.parquet': {**named, 'caption': pa.array(texts, pa.large_string()).dictionary_encode(), 'image': [i or None for i in images]}}
+    for name, content in given.items():
+        read, expected = captions(folder/name, content), wanted if name in ('b.jsonl', 'b.parquet', 'c.parquet') else plain
+        for _ in range(2): # every loop begins anew
+            if not expected:
+                with pytest.raises(CSClipError, match=f'{name}: no caption in it; expected'): list(read)
+            else: assert list(read) == expected and read.skipped.total() == len(rows) - len(expected), name
+
+
+def test_a_karpathy_files_captions(tmp_path):
+    sentences = [{'raw': raw, 'sentid': i} for i, raw in enumerate(('a  cat', '', 'a dog', 'a bird'))]
+    path = written(tmp_path, entry(1, sentences=sentences), entry(7), entry(9, split='val'), entry(8, sentences=[]))
+    rows = CaptionRows(path)
+    assert list(rows) == [(0, 'train/1.png', 'a cat'), (2, 'train/1.png', 'a dog'), (3, 'train/1.png', 'a bird'), (7, 'train/7.png', 'picture 7')]
+    assert rows.skipped == {'empty caption': 1, 'image without a caption': 1}
+    first = list(CaptionRows(path, 'train+val', per_image=1))
+    assert first == [(0, 'train/1.png', 'a cat'), (7, 'train/7.png', 'picture 7'), (9, 'train/9.png', 'picture 9')]
+
+
+GOOD = lines({'caption': 'a cat', 'id': 1, 'image': 'train/1.png'})
+
+@pytest.mark.parametrize('name, content, message, before', [
+    ('x.jsonl', GOOD + '{"caption": "a d', r'x.jsonl: broken JSON at line 2 \(Unterminated string', 1),
+    ('x.jsonl', GOOD + '\n' + lines({'text': 'a dog', 'id': 2}), 'line 3: no key "caption"; expected text', 1),
+    ('x.jsonl', GOOD + lines({'caption': None, 'id': 2}), 'line 2: "caption" is null; expected text', 1),
+    ('x.jsonl', GOOD + lines(['a dog']), 'line 2: no key "caption"', 1),
+    ('x.jsonl', GOOD + lines({'caption': 'a dog'}), 'line 2: no id; expected id', 1),
+    ('x.jsonl', lines({'caption': 'a cat'}, {'caption': 'a dog', 'sentid': 3}), 'line 2: sentid; expected none', 1),
+    ('x.jsonl', lines({'caption': 'a cat', 'id': '7'}), 'line 1: "id" is "7"; expected a whole number', 0),
+    ('x.jsonl', lines({'caption': 'a cat', 'id': 2**63}), 'line 1: "id" is 9223372036854775808; expected a whole number of 64 bits', 0),
+    ('x.jsonl', lines({'caption': 'a cat', 'image': 7}), 'line 1: "image" is 7; expected text', 0),
+    ('x.jsonl', '{"caption": "a cat \\ud83d"}', 'line 1: "caption" holds a lone surrogate', 0),
+    ('x.jsonl', GOOD.encode() + b'{"caption": "\xff"}', 'line 2: no UTF-8 text at byte 13', 1),
+    ('x.txt', b'a cat\na dog\n\xe9t\xe9\n', 'x.txt: line 3: no UTF-8 text at byte 0; save the file as UTF-8', 2),
+    ('x.txt', 'a cat'.encode('utf-16'), 'line 1: no UTF-8', 0), *((f'x{suffix}', ' \n\n', 'no caption in it', 0) for suffix in ('.txt', '.jsonl')),
+    ('x.txt', '', 'x.txt: no caption in it; expected a caption a line', 0), ('x.json', '{"images": [', 'broken JSON at line 1', 0),
+    ('x.json', json.dumps({'images': [entry(1, sentences=[])]}), 'no caption in it', 0), ('x.json', '{"images": []}', 'no split "train"', 0),
+    ('x.json', json.dumps({'images': [entry(1, sentences=[{'raw': '\ud83d', 'sentid': 1}])]}), r'sentences\[0\]: "raw" holds a lone surrogate', 0),
+    ('x.parquet', b'PAR1 half', 'x.parquet: no readable Parquet file', 0), ('x.parquet', {'text': ['a cat']}, 'no column "caption"; it has text', 0),
+    ('x.parquet', {'caption': [1]}, 'column "caption" is int64; expected text', 0),
+    ('x.parquet', {'caption': ['a'], 'id': [1.]}, 'column "id" is double; expected whole numbers', 0),
+    ('x.parquet', {'caption': ['a'], 'image': [{'bytes': b''}]}, 'column "image" is struct<bytes: binary>; expected text', 0),
+    ('x.parquet', {'caption': ['a', 'b', None]}, 'row 3: "caption" is null; expected text', 2),
+    ('x.parquet', {'caption': ['a', 'b', 'c'], 'id': [1, 2, None]}, 'row 3: "id" is null; expected a whole number', 2)])
+def test_bad_captions_name_file_and_place(tmp_path, name, content, message, before):
+    rows = iter(captions(tmp_path/name, content))
+    for _ in range(before): next(rows)
+    with pytest.raises(CSClipError, match=message) as e: next(rows)
+    assert str(e.value).startswith(str(tmp_path/name)) and '\n' not in str(e.value)
+
+
+def test_a_damaged_parquet_file_gives_what_lies_before_the_damage(tmp_path):
+    captions(tmp_path/'x.parquet', {'caption': [f'a cat {i}' for i in range(5000)]})
+    data = bytearray((tmp_path/'x.parquet').read_bytes())
+    data[len(data)//3:len(data)//3 + 500] = bytes(500)
+    with pytest.raises(CSClipError, match=r'x.parquet: no readable Parquet file after row \d+ \('): list(captions(tmp_path/'x.parquet', bytes(data)))
+
+
+def test_files_that_are_none(tmp_path):
+    for name in ('x.csv', 'x', 'x.txt.gz'):
+        with pytest.raises(CSClipError, match=rf'{name}: unknown suffix .* expected one of \.txt \(a caption a line\), .*{list(FORMATS)[-1]}'):
+            captions(tmp_path/name, 'a cat')
+    assert list(captions(tmp_path/'X.TXT', 'a cat')) == [(1, '', 'a cat')]
+    (tmp_path/'folder.txt').mkdir()
+    for name, why in (('none.txt', 'No such file'), ('folder.txt', 'Is a directory')):
+        with pytest.raises(CSClipError, match=f'{name}: cannot be read .{why}.*expected one of'): CaptionRows(tmp_path/name)
+
+
+@pytest.mark.parametrize('suffix', ['txt', 'jsonl', 'parquet'])
+def test_a_stream_holds_a_piece_of_the_file_alone(tmp_path, suffix):
+    "What Python allocates does not grow with the file; Arrow's memory lies outside, and is bounded by its buffer."
+    texts = [f'a red cat number {i} on a mat' for i in range(40_000)]
+    content = {'txt': '\n'.join(texts), 'jsonl': lines(*({'caption': c} for c in texts)), 'parquet': {'caption': texts}}[suffix]
+    rows, before = captions(tmp_path/f'x.{suffix}', content), pa.total_allocated_bytes()
+    del content
+    tracemalloc.start()
+    try: assert sum(1 for _ in rows) == len(texts) and tracemalloc.get_traced_memory()[1] < 1_500_000
+    finally: tracemalloc.stop()
+    assert pa.total_allocated_bytes() - before < 1_000_000
 
 
 # ---- generated supervision

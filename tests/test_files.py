@@ -1,8 +1,10 @@
 "Files: whole or not at all, whoever dies while writing; what is broken or of another type is named."
-import os, signal, subprocess, sys
+import errno, os, resource, signal, subprocess, sys
+from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq, pytest
 from hypothesis import given, settings, strategies as st
-from cs_clip.files import CSClipError, atomic_write, field, file_digest, read_json, read_shard, shard_paths, write_shard, write_text
+from cs_clip.files import (CSClipError, atomic_write, field, file_digest, local_folder, read_json, read_json_lines, read_lines, read_shard,
+                           shard_paths, write_json, write_shard, write_text)
 
 WRITER = '''
 import sys, time
@@ -38,6 +40,62 @@ def test_the_part_of_a_living_writer_stays(writer, tmp_path):
     with atomic_write(tmp_path/'[note].txt'):
         write_text(tmp_path/'[note].txt', 'within')
         assert len(parts(tmp_path)) == 2
+
+SCHEMA = pa.schema({'caption': pa.string()})
+
+@pytest.fixture
+def small_disk():
+    "No file can grow beyond 20 kB: the system's own refusal, as of a full disk."
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+@pytest.mark.parametrize('write', [
+    lambda path: write_text(path, 'a cat'*9999), lambda path: write_json(path, ['a cat']*9999),
+    lambda path: write_shard(path, [{'caption': os.urandom(20).hex()} for _ in range(2000)], SCHEMA, 'abc')])
+def test_what_does_not_fit_changes_nothing(tmp_path, small_disk, write):
+    (tmp_path/'x').write_text('as it was')
+    with pytest.raises(CSClipError) as e: write(tmp_path/'x')
+    assert str(e.value) == (f'{tmp_path}/x: cannot be written (File too large); nothing was changed: '
+                            'make room or choose another folder, and start again')
+    assert [p.name for p in tmp_path.iterdir()] == ['x'] and (tmp_path/'x').read_text() == 'as it was'
+
+@pytest.mark.parametrize('code', [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT])
+def test_a_folder_that_takes_nothing_is_named(tmp_path, monkeypatch, code):
+    def refuse(*_, **__): raise OSError(code, os.strerror(code))
+    monkeypatch.setattr('tempfile.mkstemp', refuse)
+    with pytest.raises(CSClipError, match=rf'x: cannot be written \({os.strerror(code)}\); choose a folder you may'): write_text(tmp_path/'x', 'a')
+    (tmp_path/'file').touch()
+    with pytest.raises(CSClipError, match=r'file/x: cannot be written \((File exists|Not a directory)\)'): write_text(tmp_path/'file/x', 'a')
+
+@pytest.mark.skipif(os.geteuid() == 0, reason='root may write everywhere')
+def test_a_read_only_folder_is_named(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(CSClipError, match=r'x: cannot be written \(Permission denied\); choose a folder'): write_text(tmp_path/'x', 'a')
+
+def test_a_folder_is_told_from_a_hubs_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/'models/mlm').mkdir(parents=True)
+    (tmp_path/'bert').touch()
+    assert local_folder('models/mlm') == Path('models/mlm') and local_folder(tmp_path) == tmp_path
+    assert local_folder('bert') is local_folder('org/bert') is None
+
+def test_lines_come_one_at_a_time(tmp_path):
+    path = tmp_path/'x.txt'
+    path.write_bytes(b'\xef\xbb\xbfone\r\ntwo\x0c\xe2\x80\xa8still two\n\n\xff')
+    lines = read_lines(path)
+    assert [next(lines) for _ in range(3)] == [(1, 'one'), (2, 'two\x0c\u2028still two'), (3, '')]
+    with pytest.raises(CSClipError, match='x.txt: line 4: no UTF-8 text at byte 0; save the file as UTF-8'): next(lines)
+    with pytest.raises(CSClipError, match='cannot be read'): next(read_lines(tmp_path))
+
+@pytest.mark.parametrize('line, said', [('{"a": ', 'broken JSON at line 3'), ('{"a": 1, "a": 2}', 'line 3: "a" comes twice'),
+    ('[' * 100_000, 'broken JSON at line 3'), ('9' * 5000, 'broken JSON at line 3')])
+def test_a_broken_line_is_named(tmp_path, line, said):
+    (tmp_path/'x.jsonl').write_text(f'{{"a": 1}}\n\n{line}')
+    values = read_json_lines(tmp_path/'x.jsonl')
+    assert next(values) == (1, {'a': 1})
+    with pytest.raises(CSClipError, match=f'x.jsonl: {said}'): next(values)
 
 def test_parts_are_no_content(tmp_path):
     write_text(tmp_path/'a/note.txt', 'whole')

@@ -113,6 +113,16 @@ def test_missing_images_are_named_before_the_first_step(world, tmp_path):
     assert not (tmp_path/'log.jsonl').exists()
 
 
+@pytest.mark.parametrize('workers', [0, 2])
+def test_a_broken_picture_is_one_line_and_leaves_no_log(world, tmp_path, workers):
+    (tmp_path/'images/train').mkdir(parents=True)
+    for i in range(12): (tmp_path/f'images/train/{i}.png').write_bytes(png('red') if i != 7 else png('red')[:60])
+    broken = {**world, 'images': str(tmp_path/'images')}
+    with pytest.raises(CSClipError) as e: run(broken, tmp_path/'run', workers=workers)
+    assert str(e.value).startswith(f'{tmp_path}/images/train/7.png: image "train/7.png" is truncated or no image (') and '\n' not in str(e.value)
+    assert list((tmp_path/'run').iterdir()) == []
+
+
 # ---- resuming
 def wait_for_step(out, step, process):
     for _ in range(60_000):
