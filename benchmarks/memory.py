@@ -26,14 +26,14 @@ def measure(captions, out, mlm, nli, shard_size):
     "Peak resident memory in MB once everything is loaded, after parsing and after generating."
     import resource
     from cs_clip.data import CaptionRows
-    from cs_clip.generation import MLMPropose, NLIRank, generate_file
+    from cs_clip.generation import generate_file, hard_negatives
     from cs_clip.parsing import load_spacy, parse_file
     def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == 'darwin' else 2**10)
-    propose, rank, _ = MLMPropose(mlm), NLIRank(nli), load_spacy()
+    engine, _ = hard_negatives(mlm, nli), load_spacy()
     peaks = {'loaded': peak()}
     parse_file(CaptionRows(captions), f'{out}/graphs', shard_size=shard_size)
     peaks['parsed'] = peak()
-    generate_file(f'{out}/graphs', out, propose, rank)
+    generate_file(f'{out}/graphs', out, engine)
     return {**peaks, 'generated': peak()}
 
 def in_own_process(function, *args):

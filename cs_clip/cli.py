@@ -4,15 +4,16 @@
 
 # %% auto #0
 __all__ = ['INPUTS', 'one_line_errors', 'compose', 'write_params', 'clip_is_here', 'text_model_is_here', 'inputs', 'machine',
-           'cs_clip_preflight', 'checked_device', 'coverage_table', 'examples', 'cs_clip_negatives', 'cs_clip_train',
-           'cs_clip_evaluate']
+           'cs_clip_preflight', 'checked_device', 'coverage_table', 'examples', 'explained', 'cs_clip_negatives',
+           'cs_clip_train', 'cs_clip_evaluate']
 
 # %% ../nbs/18_cli.ipynb #710f93ea
-import functools, os, re, shutil, sys, tempfile
+import collections, functools, itertools, os, re, shutil, sys, tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch, transformers, yaml
+from accelerate import PartialState
 from dvc.utils.hydra import compose_and_dump
 from fastcore.script import Param, call_parse
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
@@ -26,9 +27,9 @@ from .benchmarks import read_benchmark
 from .data import CaptionRows, ImageStore, read_karpathy
 from .evaluation import evaluate, result_file
 from .files import CSClipError, local_folder, local_path, project_root, read_json, read_shard, shard_paths, write_text
-from .generation import KINDS, HardNegatives, MLMPropose, NLIRank, generate_file
+from .generation import KEPT, KINDS, HardNegatives, generate_file, hard_negatives
 from .models import load
-from .parsing import SceneGraphParser, parse_file
+from .parsing import SceneGraphParser, parse_file, read_graphs
 from .stage import parse_settings
 from .training import train_run
 
@@ -164,15 +165,15 @@ def cs_clip_preflight(
     return int(missing > 0)
 
 # %% ../nbs/18_cli.ipynb #2e72d7c9
-def _text_model(cls, name, option, *more):
-    "A text model. What neither this machine nor the hub has is refused at once; transformers would try for a minute."
+def _checked_text_model(name, option):
+    "What neither this machine nor the hub has is refused at once; transformers would try for a minute."
     if not (local_folder(name) or _file(name, 'config.json')):
         try: get_hf_file_metadata(hf_hub_url(name, 'config.json'), timeout=10)
         except Exception as e: # the hub's client, and what it is built on, have no common class of errors
             why = (str(e) or repr(e)).splitlines()[0]
             raise CSClipError(f'{name}: no folder, not in the cache, and the model hub does not give it ({why}); without the hub take a folder: '
                               f'the embedded model is --{option} data/models/{option}, which `make data` fetches') from None
-    return cls(name, *more)
+    return name
 
 def checked_device(
     name:str, # as torch calls it
@@ -210,28 +211,65 @@ def examples(
             found.setdefault(n['kind'], (_marked(*place, n['original']), _marked(*place, n['replacement'])))
     return {kind: found[kind] for kind in kinds if kind in found}
 
+# %% ../nbs/18_cli.ipynb #f9ca2924
+def explained(engine:HardNegatives, caption:str) -> str:
+    "For one caption the graph, and for each kind what was considered: the candidates as ranked, and the model's other words by why they are none."
+    g, said = next(iter(engine.parser.parse([caption]))), lambda i: g.objects[i].text
+    lines = [caption, '', 'objects     ' + ', '.join(o.phrase.text for o in g.objects),
+             'attributes  ' + ', '.join(f'{a.text} ({said(a.object)})' for a in g.attributes),
+             'relations   ' + ', '.join(f'{said(r.subject)} [{r.text}] {said(r.object)}' for r in g.relations)]
+    for (kind, place), words in itertools.groupby(engine.explain(caption), lambda c: (c.kind, '' if c.kind.startswith('swap') else c.place)):
+        words, dropped = list(words), collections.defaultdict(list)
+        lines += ['', f'{kind}  {place}'.rstrip()]
+        for c in words:
+            if c.verdict or c.outcome in (KEPT, 'not drawn', 'less likely') or not c.word:
+                scores = [f'{c.probability:.4f}' if c.probability is not None else '', f'{c.verdict.contradiction:.4f}' if c.verdict else '']
+                lines.append(f'  {c.word:24}{scores[0]:>10}{scores[1]:>10}  {c.outcome}'.rstrip())
+            else: dropped[c.outcome].append(c.word)
+        for why, them in dropped.items():
+            more = f' and {len(them) - 8} more' if len(them) > 8 else ''
+            lines.append(f'  dropped, {why}: {", ".join(them[:8])}{more}')
+    return '\n'.join([*lines, '', 'Numbers: probability by the masked model, contradiction by the inference model.'])
+
 # %% ../nbs/18_cli.ipynb #6c57e902
 @call_parse
 @one_line_errors
 def cs_clip_negatives(
-    captions:str, # .txt, a caption a line; .jsonl, an object with "caption" a line; .parquet, a column caption; .json, Karpathy's format
+    captions:Param('.txt, a caption a line; .jsonl, an object with "caption" a line; .parquet, a column caption; .json, Karpathy\'s format', str,
+                   opt=False, nargs='?')=None,
     out:str='negatives', # folder for the negatives, as Parquet; the scene graphs go to its subfolder graphs
     split:str='train', # of a .json
     mlm:str='bert-base-uncased', # masked language model that proposes: folder, such as data/models/mlm, or hub name
     nli:str='roberta-large-mnli', # inference model that ranks: folder, such as data/models/nli, or hub name
+    variant:str='mlm_nli', # mlm_nli, mlm, random or random_position, as in the paper's Tables 4 and 5
     k:int=16, # candidates a span, the paper's K
     tolerance:float=0., # candidates whose contradiction is this close to the highest count as equals; the paper takes the highest alone
+    min_contradiction:float=0., # that a negative needs
     kinds:Param('which kinds of negative', str, nargs='*')=KINDS,
     seed:int=0, # of the choice of elements
     device:str='cpu', # of both models: cpu, cuda, cuda:0, mps
+    precision:str='fp32', # of both models: fp32 or bf16
+    shard_size:int=10_000, # captions in a shard, the piece that a killed run loses
+    explain:str=None, # a caption: print its graph, the candidates, and why each was kept or dropped; write nothing
 ) -> int:
-    "Parse captions and generate hard negatives. A run that was killed goes on when started again."
-    rows, out, kinds = CaptionRows(captions, split), Path(out), tuple(dict.fromkeys(kinds))
-    if rows.path.match('part-*.parquet') and rows.path.resolve().parent in (out.resolve(), (out/'graphs').resolve()):
-        raise CSClipError(f'{captions}: lies where shards of this name are written and deleted; choose another folder than {out}')
-    engine = _hard_negatives(mlm, nli, k, checked_device(device), kinds, seed, tolerance)
-    parsed = parse_file(rows, out/'graphs')
-    coverage = generate_file(out/'graphs', out, engine.propose, engine.rank, kinds, seed, tolerance)
+    "Parse captions and generate hard negatives. A run that was killed goes on when started again; `accelerate launch` shares it among processes."
+    if (captions is None) == (explain is None): raise CSClipError('expected a file of captions, or one caption after --explain')
+    kinds, out, graphs = tuple(dict.fromkeys(kinds)), Path(out), Path(out)/'graphs'
+    if captions:
+        rows = CaptionRows(captions, split)
+        if rows.path.match('part-*.parquet') and rows.path.resolve().parent in (out.resolve(), graphs.resolve()):
+            raise CSClipError(f'{captions}: lies where shards of this name are written and deleted; choose another folder than {out}')
+    if not sys.stderr.isatty(): transformers.utils.logging.disable_progress_bar()
+    build = functools.partial(_engine, mlm, nli, variant, k=k, device=checked_device(device), precision=precision, seed=seed, kinds=kinds,
+                              tolerance=tolerance, min_contradiction=min_contradiction)
+    if explain is not None:
+        print(explained(build(SceneGraphParser().parse([explain])), explain))
+        return 0
+    engine = build(()) # whole before anything is written, so that a wrong value leaves nothing behind
+    parsed = parse_file(rows, graphs, shard_size=shard_size)
+    if variant == 'random': engine = build(g for *_, g in read_graphs(graphs)) # its words are the corpus's
+    coverage = generate_file(graphs, out, engine)
+    if not PartialState().is_main_process: return 0
     print(f'{captions}: {parsed["captions"]:,} captions' + ''.join(f'; {reason}, left out: {n:,}' for reason, n in rows.skipped.items()))
     print(f'\n{coverage_table(coverage, kinds)}')
     for kind, (caption, negative) in examples(out, [kind for kind in kinds if coverage[kind]['made']]).items():
@@ -239,11 +277,10 @@ def cs_clip_negatives(
     print(f'\n{out}: written')
     return 0
 
-def _hard_negatives(mlm, nli, k, device, kinds, seed, tolerance):
-    "The generator, whole before anything is written, so that a wrong value leaves nothing behind."
-    if not sys.stderr.isatty(): transformers.utils.logging.disable_progress_bar()
-    propose, rank = _text_model(MLMPropose, mlm, 'mlm', k, device), _text_model(NLIRank, nli, 'nli', device)
-    return HardNegatives(SceneGraphParser(), propose, rank, kinds, seed, tolerance)
+def _engine(mlm, nli, variant, corpus, **settings):
+    if variant != 'random': _checked_text_model(mlm, 'mlm')
+    if variant in ('mlm_nli', 'random_position'): _checked_text_model(nli, 'nli')
+    return hard_negatives(mlm, nli, variant, corpus, SceneGraphParser(), **settings)
 
 # %% ../nbs/18_cli.ipynb #84704e37
 @call_parse

@@ -27,7 +27,7 @@ from tqdm import tqdm
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from .files import (
-    CSClipError, batches, digest, file_digest, local_path, read_shard, shard_fingerprint, shard_paths, struct_list, write_json, write_shard)
+    CSClipError, batches, digest, file_digest, local_folder, read_shard, shard_fingerprint, shard_paths, struct_list, write_json, write_shard)
 from .lexicon import NUMERALS, SIZES, agrees, article, categories, forms, same_meaning, symmetric
 from .parsing import COLOURS, SceneGraph, SceneGraphParser, Span, read_graphs
 
@@ -271,8 +271,7 @@ PRECISIONS = {'fp32': torch.float32, 'bf16': torch.bfloat16} # of the text model
 
 def _local(name):
     "The folder of that name; anything else is a model hub's name."
-    folder = local_path(name)
-    return folder if folder.is_dir() else name
+    return local_folder(name) or name
 
 def _pretrained(cls, name, **kw):
     "A transformers model or tokenizer. Raises `CSClipError` when it is not there, broken or not of that kind."

@@ -15,19 +15,19 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from cs_clip.data import CaptionRows
-from cs_clip.generation import HardNegatives, MLMPropose, NLIRank, generate_file
+from cs_clip.generation import generate_file, hard_negatives
 from cs_clip.parsing import SceneGraphParser, parse_file
 
 captions, mlm, nli, out, kills = *sys.argv[1:4], Path(sys.argv[4]), int(sys.argv[5])
-propose, rank = MLMPropose(mlm, k=4), NLIRank(nli)
-list(HardNegatives(SceneGraphParser(), propose, rank).generate(['a red car next to a small dog'])) # loads what is loaded at the first use
+engine = hard_negatives(mlm, nli, parser=SceneGraphParser(), k=4)
+list(engine.generate(['a red car next to a small dog'])) # loads what is loaded at the first use
 
 def start(folder):
     "A process that does the whole work."
     if pid := os.fork(): return pid
     try:
         parse_file(CaptionRows(captions), folder/'graphs', shard_size=10)
-        generate_file(folder/'graphs', folder, propose, rank)
+        generate_file(folder/'graphs', folder, engine)
         os._exit(0)
     except BaseException as e:
         print(repr(e), file=sys.stderr, flush=True)
