@@ -1,10 +1,13 @@
-import json
-import open_clip, pytest, torch
+import json, os, subprocess, sys
+import open_clip, pytest, torch, torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import (AutoImageProcessor, AutoProcessor, AutoTokenizer, Blip2ForImageTextRetrieval, Blip2Processor, CLIPImageProcessor,
+                          CLIPModel, SiglipModel, SiglipTokenizer)
 from cs_clip.files import CSClipError
 from cs_clip.models import DualEncoder, load, new_model, word_tokenizer
-from tiny_clip import captions, clip_config, tiny_clip
+from tiny_clip import captions, clip_config, tiny_clip, tiny_transformers
 
 
 @pytest.fixture(scope='module')
@@ -140,9 +143,405 @@ def test_unknown_names(name):
     with pytest.raises(CSClipError): load(name)
 
 
+@pytest.mark.parametrize('name', ['', 'ViT-B-32', 'ViT-B-32/nobody', 'Foo/openai'])
+def test_an_unknown_name_is_told_the_forms(name):
+    with pytest.raises(CSClipError, match='ARCHITECTURE/TAG.*ARCHITECTURE/FILE.*local-dir:FOLDER.*hf-hub:ORG/NAME'): load(name)
+
+
 def test_unknown_precision(folder):
     with pytest.raises(CSClipError, match='fp32, bf16, fp16'): load(f'local-dir:{folder/"clip"}', precision='int8')
 
 
 def test_vocabulary_larger_than_the_table(folder):
     with pytest.raises(CSClipError, match='vocab_size 3'): new_model(clip_config(vocab_size=3), folder/'tokenizer')
+
+
+# -- one model in every format
+
+PICTURE = Image.effect_noise((50, 40), 80).convert('RGB')
+TEXTS = [*captions()[:3], 'a red mug on a cat ' * 9]
+
+
+def embed(model):
+    with torch.no_grad(): return model.encode_image(model.preprocess(PICTURE)[None]), model.encode_text(model.tokenize(TEXTS))
+
+
+def assert_same(a, b, atol=1e-5):
+    for x, y in zip(embed(a), embed(b)): assert torch.allclose(x, y, atol=atol)
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    "A ViT of a few thousand weights and CLIP's tokenizer, known to open_clip with both activations."
+    cfg = clip_config('vit', vocab_size=49408)
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, 'tiny', {**cfg, 'quick_gelu': False})
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, 'tiny-quickgelu', cfg)
+    torch.manual_seed(0)
+    return DualEncoder(open_clip.CLIP(**cfg).eval(), cfg, open_clip.SimpleTokenizer(context_length=16))
+
+
+def openai_state(model):
+    "What OpenAI's archives hold: half precision, and three numbers that are no weights."
+    sizes = {'input_resolution': 32, 'context_length': 16, 'vocab_size': 49408}
+    return {**{k: v.half() for k, v in model.clip.state_dict().items()}, **{k: torch.tensor(v) for k, v in sizes.items()}}
+
+
+def negclip_state(model):
+    optimizer = torch.optim.AdamW(model.clip.parameters())
+    return {'epoch': 5, 'name': 'negclip', 'state_dict': {f'module.{k}': v for k, v in model.clip.state_dict().items()},
+            'optimizer': optimizer.state_dict()}
+
+
+FILES = {
+    'plain.pt': lambda m, f: torch.save(m.clip.state_dict(), f),
+    'old.pth': lambda m, f: torch.save(m.clip.state_dict(), f, _use_new_zipfile_serialization=False),
+    'negclip.pt': lambda m, f: torch.save(negclip_state(m), f),
+    'w.bin': lambda m, f: torch.save({'state_dict': m.clip.state_dict()}, f),
+    'w.safetensors': lambda m, f: save_file(m.clip.state_dict(), f)}
+
+
+@pytest.mark.parametrize('file', FILES)
+def test_every_file_of_weights_gives_the_same_embeddings(tiny, tmp_path, file):
+    FILES[file](tiny, tmp_path/file)
+    model = load(f'tiny-quickgelu/{tmp_path/file}')
+    assert model.digest == tiny.digest and model.model_cfg['quick_gelu']
+    assert_same(model, tiny)
+    model.save(tmp_path/'saved')
+    assert_same(load(f'local-dir:{tmp_path/"saved"}'), tiny)
+    other = load(f'tiny-gelu/{tmp_path/file}')
+    assert other.digest == tiny.digest and not other.model_cfg['quick_gelu']
+    assert not torch.allclose(embed(other)[1], embed(tiny)[1], atol=1e-4)
+
+
+def test_openais_state_dict_tells_its_activation(tiny, tmp_path):
+    torch.save(openai_state(tiny), tmp_path/'w.pt')
+    for name in ('tiny', 'tiny-quickgelu'):
+        model = load(f'{name}/{tmp_path/"w.pt"}')
+        assert model.model_cfg['quick_gelu']
+        assert_same(model, tiny, atol=1e-2)
+    with pytest.raises(CSClipError, match='tiny-quickgelu/'): load(f'tiny-gelu/{tmp_path/"w.pt"}')
+
+
+def test_an_activation_that_cannot_be_told_is_asked_for(tiny, tmp_path):
+    for file, save in FILES.items():
+        save(tiny, tmp_path/file)
+        with pytest.raises(CSClipError, match=f'"tiny-quickgelu/{tmp_path/file}".*"tiny-gelu/{tmp_path/file}"'): load(f'tiny/{tmp_path/file}')
+
+
+def test_a_preprocessing_that_cannot_be_told_is_asked_for(tiny, tmp_path, monkeypatch):
+    default = open_clip.get_pretrained_cfg('ViT-B-32', 'laion2b_e16')
+    FILES['w.safetensors'](tiny, tmp_path/'w.safetensors')
+    monkeypatch.setitem(open_clip.pretrained._PRETRAINED, 'tiny', {'a': {**default, 'mean': (.5, .5, .5), 'resize_mode': 'squash'}})
+    model = load(f'tiny-gelu/{tmp_path/"w.safetensors"}')
+    assert model.preprocess_cfg['mean'] == (.5, .5, .5) and model.preprocess_cfg['resize_mode'] == 'squash'
+    open_clip.pretrained._PRETRAINED['tiny']['b'] = default
+    with pytest.raises(CSClipError, match='preprocessing.*"a".*"b".*open_clip_config.json'): load(f'tiny-gelu/{tmp_path/"w.safetensors"}')
+
+
+def test_relative_and_absolute_files(tiny, tmp_path, monkeypatch):
+    FILES['plain.pt'](tiny, tmp_path/'plain.pt')
+    monkeypatch.chdir(tmp_path)
+    assert load('tiny-gelu/plain.pt').digest == load(f'tiny-gelu/{tmp_path}/plain.pt').digest == tiny.digest
+
+
+def test_custom_text_towers_take_both_layouts(tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(open_clip.factory._MODEL_CONFIGS, 'tiny-quickgelu', {**tiny.model_cfg, 'custom_text': True})
+    FILES['plain.pt'](tiny, tmp_path/'old.pt')
+    model = load(f'tiny-quickgelu/{tmp_path/"old.pt"}')
+    assert_same(model, tiny)
+    FILES['plain.pt'](model, tmp_path/'new.pt')
+    assert_same(load(f'tiny-quickgelu/{tmp_path/"new.pt"}'), tiny)
+
+
+class Touch:
+    def __init__(self, path): self.path = path
+    def __reduce__(self): return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize('zipped', [True, False])
+@pytest.mark.parametrize('wrap', [lambda s, t: {**s, 'x': t}, lambda s, t: {'state_dict': s, 'args': t}, lambda s, t: t])
+def test_pickled_code_is_refused_and_not_run(tiny, tmp_path, zipped, wrap):
+    torch.save(wrap(tiny.clip.state_dict(), Touch(tmp_path/'run')), tmp_path/'w.pt', _use_new_zipfile_serialization=zipped)
+    with pytest.raises(CSClipError, match='code, and was not loaded'): load(f'tiny-gelu/{tmp_path/"w.pt"}')
+    assert not (tmp_path/'run').exists()
+
+
+def test_pickled_code_in_a_folder_is_refused_and_not_run(model, tmp_path):
+    model.save(tmp_path)
+    (tmp_path/'open_clip_model.safetensors').unlink()
+    torch.save({**model.clip.state_dict(), 'x': Touch(tmp_path/'run')}, tmp_path/'open_clip_pytorch_model.bin')
+    with pytest.raises(CSClipError, match='cannot be loaded'): load(f'local-dir:{tmp_path}')
+    name = tiny_transformers(tmp_path)
+    (tmp_path/'clip/model.safetensors').unlink()
+    torch.save({'x': Touch(tmp_path/'run')}, tmp_path/'clip/pytorch_model.bin')
+    with pytest.raises(CSClipError, match='cannot be loaded'): load(name)
+    assert not (tmp_path/'run').exists()
+
+
+@pytest.mark.filterwarnings('ignore')
+def test_torchscript_is_refused_and_its_remedy_works(tiny, tmp_path):
+    del tiny.clip.context_length, tiny.clip.vocab_size  # numbers; in OpenAI's archives they are tensors
+    for name, x in openai_state(tiny).items():
+        if x.dtype == torch.int64: tiny.clip.register_buffer(name, x)
+    mask = tiny.clip.attn_mask
+    del tiny.clip.attn_mask
+    tiny.clip.attn_mask = mask  # no buffer there
+    inputs = {'encode_image': torch.zeros(1, 3, 32, 32), 'encode_text': torch.zeros(1, 16, dtype=torch.long)}
+    torch.jit.trace_module(tiny.clip, inputs, check_trace=False).save(tmp_path/'archive.pt')
+    with pytest.raises(CSClipError, match='TorchScript.*"ViT-B-32/openai".*torch.save') as e: load(f'tiny/{tmp_path/"archive.pt"}')
+    exec(str(e.value).rsplit(': ', 1)[1].replace('"new.pt"', 'tmp_path/"new.pt"'))
+    assert_same(load(f'tiny/{tmp_path/"new.pt"}'), tiny)
+
+
+@pytest.mark.parametrize('change, message', [
+    (lambda s: s.pop('ln_final.weight'), 'missing: ln_final.weight$'),
+    (lambda s: s.update(extra=torch.zeros(1)), 'unknown: extra$'),
+    (lambda s: s.update({'ln_final.weight': torch.zeros(7)}), 'another shape: ln_final.weight$'),
+    (lambda s: s.update({'visual.positional_embedding': torch.zeros(17, 32)}), 'another shape: visual.positional_embedding$'),
+    (lambda s: [s.pop(k) for k in list(s) if k.startswith('visual.')], 'missing: visual.*more'),
+    (lambda s: s.clear(), 'expected a state dict'), (lambda s: s.update(x='text'), 'expected a state dict'),
+    (lambda s: s.update({3: torch.zeros(1)}), 'expected a state dict')])
+def test_weights_that_do_not_fit(tiny, tmp_path, change, message):
+    state = dict(tiny.clip.state_dict())
+    change(state)
+    torch.save(state, tmp_path/'w.pt')
+    with pytest.raises(CSClipError, match=message) as e: load(f'tiny-gelu/{tmp_path/"w.pt"}')
+    assert str(tmp_path) in str(e.value)
+
+
+@pytest.mark.parametrize('file', ['w.pt', 'w.safetensors'])
+@pytest.mark.parametrize('content', [b'', b'no weights', b'half'])
+def test_broken_files(tiny, tmp_path, file, content):
+    if content == b'half':
+        FILES['w.safetensors' if file == 'w.safetensors' else 'plain.pt'](tiny, tmp_path/file)
+        content = (tmp_path/file).read_bytes()[:5000]
+    (tmp_path/file).write_bytes(content)
+    with pytest.raises(CSClipError, match=file): load(f'tiny-gelu/{tmp_path/file}')
+
+
+@pytest.mark.parametrize('name, message', [
+    ('tiny-gelu/{}/none.pt', 'no such file'), ('huge/{}/w.pt', 'no architecture "huge"'), ('ViT-B-16-SigLIP-gelu/{}/w.pt', 'no architecture'),
+    ('ViT-B-16-SigLIP-quickgelu/{}/w.pt', 'no architecture')])
+def test_files_for_no_architecture(tiny, tmp_path, name, message):
+    FILES['plain.pt'](tiny, tmp_path/'w.pt')
+    with pytest.raises(CSClipError, match=message): load(name.format(tmp_path))
+
+
+# -- transformers
+
+def rewrite(file, **changes): file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+
+KINDS = {'clip': CLIPModel, 'siglip': SiglipModel, 'blip-2': Blip2ForImageTextRetrieval}
+
+@pytest.fixture(scope='module')
+def names(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('transformers')
+    return {kind: tiny_transformers(folder, kind) for kind in KINDS}
+
+
+@pytest.mark.parametrize('kind', ['clip', 'siglip'])
+def test_features_are_transformers_own(names, kind):
+    folder, model = names[kind].removeprefix('local-dir:'), load(names[kind])
+    theirs, processor = KINDS[kind].from_pretrained(folder).eval(), AutoProcessor.from_pretrained(folder)
+    tokens = processor.tokenizer(TEXTS, padding='max_length', truncation=True, max_length=16, return_tensors='pt')
+    if kind == 'siglip': del tokens['attention_mask']  # trained without
+    with torch.no_grad():
+        image = theirs.get_image_features(**processor.image_processor(PICTURE, return_tensors='pt')).pooler_output
+        text = theirs.get_text_features(**tokens).pooler_output
+    for ours, x in zip(embed(model), (image, text)):
+        assert torch.allclose(ours, F.normalize(x, dim=-1), atol=1e-5) and ours.dtype == torch.float32
+    assert torch.allclose(model.similarity(*embed(model)), F.normalize(image, dim=-1) @ F.normalize(text, dim=-1).T, atol=1e-5)
+
+
+@pytest.mark.parametrize('end', [2, None])
+def test_cut_transformers_texts_embed_as_uncut_ones(tmp_path, end):
+    model = load(tiny_transformers(tmp_path, **{} if end is None else {'eos_token_id': end}))
+    tokens = model.tokenize(['a cat', 'a red mug'])
+    with torch.no_grad(): whole = F.normalize(model.clip.get_text_features(tokens).pooler_output, dim=-1)
+    assert torch.allclose(model.encode_text(tokens), whole, atol=1e-6)
+
+
+@pytest.mark.parametrize('image_token', [False, True])
+def test_both_of_blip_2s_heads_are_transformers(tmp_path, image_token):
+    "Older folders have no token for the image; in newer ones the processor writes one for each query, and the model strips them."
+    name = tiny_transformers(tmp_path, 'blip-2')
+    folder = tmp_path/'blip-2'
+    processor = Blip2Processor(AutoImageProcessor.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), 4 if image_token else None)
+    (folder/'preprocessor_config.json').unlink()
+    processor.save_pretrained(folder)
+    if image_token: rewrite(folder/'config.json', image_token_index=processor.tokenizer.convert_tokens_to_ids('<image>'))
+    theirs, model = Blip2ForImageTextRetrieval.from_pretrained(folder).eval(), load(name)
+    pictures = PICTURE, Image.new('RGB', (40, 40), 'red'), Image.effect_noise((32, 32), 200).convert('RGB')
+    pixels = torch.stack([model.preprocess(p) for p in pictures])
+    texts = processor(images=[PICTURE]*len(TEXTS), text=TEXTS, padding=True, truncation=True, return_tensors='pt')
+    del texts['pixel_values']
+    with torch.no_grad():
+        images, ours = model.encode_image(pixels), model.encode_text(model.tokenize(TEXTS))
+        contrast = theirs(pixel_values=pixels, **texts).logits_per_image
+        match = torch.stack([theirs(pixel_values=p.expand(len(TEXTS), -1, -1, -1), **texts, use_image_text_matching_head=True).logits_per_image
+                             for p in pixels])
+        scores = model.scores(pixels, model.tokenize(TEXTS).expand(3, -1, -1))
+    assert images.shape == (3, 4, 16) and torch.allclose(images.norm(dim=-1), torch.ones(3, 4), atol=1e-5)
+    assert torch.allclose(model.similarity(images, ours), contrast, atol=1e-5)
+    assert scores.shape == (3, 4) and torch.allclose(scores.sigmoid(), match.softmax(-1)[..., 1], atol=1e-5)
+    assert scores.std() > 1e-3 < contrast.std()
+    with pytest.raises(CSClipError, match='not trained'): model.logit_scale
+
+
+@pytest.mark.parametrize('name', ['open_clip', 'clip', 'siglip'])
+def test_scores_of_a_dual_encoder_are_its_similarities(model, names, name):
+    encoder = model if name == 'open_clip' else load(names[name])
+    pixels = torch.stack([encoder.preprocess(p) for p in (PICTURE, Image.new('RGB', (40, 40), 'red'))])
+    tokens = encoder.tokenize(captions()[:6])
+    with torch.no_grad():
+        scores = encoder.scores(pixels, tokens.view(2, 3, -1))
+        all_pairs = encoder.similarity(encoder.encode_image(pixels), encoder.encode_text(tokens))
+    assert torch.allclose(scores, torch.stack([all_pairs[0, :3], all_pairs[1, 3:]]), atol=1e-6)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_transformers_folder_saved_again_gives_the_same_embeddings(names, tmp_path, kind):
+    model = load(names[kind])
+    model.save(tmp_path/'a')
+    again = load(f'local-dir:{tmp_path/"a"}')
+    assert again.digest == model.digest and again.preprocess_cfg == model.preprocess_cfg and again.tokenize(TEXTS).equal(model.tokenize(TEXTS))
+    for x, y in zip(embed(again), embed(model)): assert torch.equal(x, y)
+    again.save(tmp_path/'b')
+    for file in ('config.json', 'model.safetensors', 'preprocessor_config.json'):
+        assert (tmp_path/'a'/file).read_bytes() == (tmp_path/'b'/file).read_bytes()
+
+
+def as_transformers(state):
+    "The weights of an open_clip ViT under transformers' names."
+    names = {
+        'visual.class_embedding': 'vision_model.embeddings.class_embedding', 'visual.conv1': 'vision_model.embeddings.patch_embedding',
+        'visual.positional_embedding': 'vision_model.embeddings.position_embedding.weight', 'visual.proj': 'visual_projection.weight',
+        'visual.ln_pre': 'vision_model.pre_layrnorm', 'visual.ln_post': 'vision_model.post_layernorm',
+        'visual.transformer.resblocks': 'vision_model.encoder.layers', 'transformer.resblocks': 'text_model.encoder.layers',
+        'token_embedding': 'text_model.embeddings.token_embedding', 'positional_embedding': 'text_model.embeddings.position_embedding.weight',
+        'ln_final': 'text_model.final_layer_norm', 'text_projection': 'text_projection.weight'}
+    inside = {'ln_1': 'layer_norm1', 'ln_2': 'layer_norm2', 'mlp.c_fc': 'mlp.fc1', 'mlp.c_proj': 'mlp.fc2', 'attn.out_proj': 'self_attn.out_proj'}
+    out = {}
+    for name, x in state.items():
+        new = next((b + name.removeprefix(a) for a, b in names.items() if name.startswith(a)), name)
+        for a, b in inside.items(): new = new.replace(f'.{a}.', f'.{b}.')
+        if name in ('visual.proj', 'text_projection'): x = x.T
+        if '.attn.in_proj_' in new: out |= {new.replace('attn.in_proj_', f'self_attn.{k}_proj.'): part for k, part in zip('qkv', x.chunk(3))}
+        else: out[new] = x
+    return out
+
+
+def test_the_same_clip_in_transformers_format_embeds_alike(tmp_path):
+    name, ours = tiny_transformers(tmp_path), load(tiny_clip(tmp_path/'ours', 'vit', seed=3))
+    theirs = load(name)
+    theirs.clip.load_state_dict(as_transformers(ours.clip.state_dict()))
+    theirs.save(tmp_path/'again')
+    again = load(f'local-dir:{tmp_path/"again"}')
+    pixels = ours.preprocess(PICTURE)[None]  # the libraries resize a little differently
+    assert torch.allclose(again.encode_image(pixels), ours.encode_image(pixels), atol=1e-5)
+    assert torch.allclose(embed(again)[1], embed(ours)[1], atol=1e-5)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('precision', ['bf16', 'fp16'])
+def test_low_precision_of_transformers(names, kind, precision):
+    model, low = load(names[kind]), load(names[kind], precision=precision)
+    for x, y in zip(embed(model), embed(low)):
+        assert y.dtype == torch.float32 and F.cosine_similarity(x, y, dim=-1).min() > .99
+    if kind == 'blip-2': assert low.scores(low.preprocess(PICTURE)[None], low.tokenize(TEXTS)[None]).dtype == torch.float32
+
+
+def drop_weight(folder, add=()):
+    state = load_file(folder/'model.safetensors')
+    del state['logit_scale']
+    save_file({**state, **dict(add)}, folder/'model.safetensors', {'format': 'pt'})
+
+@pytest.mark.parametrize('damage, message', [
+    (lambda f: (f/'config.json').unlink(), 'open_clip_config.json .open_clip. not found, nor config.json'),
+    (lambda f: (f/'config.json').write_text('{"mod'), 'broken JSON'),
+    (lambda f: (f/'config.json').write_text('[]'), 'model_type'),
+    (lambda f: rewrite(f/'config.json', model_type='bert'), "'bert'; expected one of clip, siglip, blip-2"),
+    (lambda f: rewrite(f/'config.json', model_type='siglip'), 'not the weights of a SiglipModel|cannot be loaded'),
+    (lambda f: drop_weight(f), 'not the weights of a CLIPModel: missing: logit_scale$'),
+    (lambda f: drop_weight(f, {'logit_scaled': torch.ones(())}), 'missing: logit_scale; unknown: logit_scaled$'),
+    (lambda f: (f/'model.safetensors').unlink(), 'cannot be loaded'),
+    (lambda f: (f/'model.safetensors').write_bytes((f/'model.safetensors').read_bytes()[:9000]), 'cannot be loaded'),
+    (lambda f: (f/'preprocessor_config.json').unlink(), 'preprocessor_config.json'),
+    (lambda f: CLIPImageProcessor().save_pretrained(f), 'makes pictures of .224, 224. pixels.*image_size 32'),
+    (lambda f: (f/'tokenizer.json').unlink(), 'tokenizer'),
+    (lambda f: [(f/n).unlink() for n in ('tokenizer.json', 'tokenizer_config.json')], 'tokenizer'),
+    (lambda f: rewrite(f/'tokenizer_config.json', tokenizer_class='SiglipTokenizer'), 'SentencePiece|cannot be loaded')])
+def test_damaged_transformers_folders_are_named(tmp_path, damage, message):
+    name = tiny_transformers(tmp_path)
+    damage(tmp_path/'clip')
+    with pytest.raises(CSClipError, match=message) as e: load(name)
+    assert str(tmp_path) in str(e.value)
+
+
+def test_a_folders_own_code_is_not_run(tmp_path):
+    name = tiny_transformers(tmp_path)
+    (tmp_path/'clip/mine.py').write_text(f'import os; os.mkdir({str(tmp_path/"run")!r})')
+    for file, auto in ('tokenizer_config.json', 'AutoTokenizer'), ('preprocessor_config.json', 'AutoImageProcessor'), ('config.json', 'AutoModel'):
+        rewrite(tmp_path/'clip'/file, auto_map={auto: 'mine.Mine'})
+    load(name)
+    assert not (tmp_path/'run').exists()
+
+
+@pytest.mark.parametrize('words, message', [(90, 'has 93 tokens.*vocab_size 64'), (3, 'does not write the end token')])
+def test_a_tokenizer_of_another_model(tmp_path, words, message):
+    name = tiny_transformers(tmp_path)
+    word_tokenizer([f'w{i}' for i in range(words)], tmp_path/'clip')
+    with pytest.raises(CSClipError, match=message): load(name)
+
+
+def test_siglips_own_tokenizer(tmp_path):
+    "It lowers case, drops punctuation and pads with the end token to the tower's length."
+    sentencepiece = pytest.importorskip('sentencepiece')
+    name = tiny_transformers(tmp_path, 'siglip')
+    (tmp_path/'captions.txt').write_text('\n'.join(captions()))
+    sentencepiece.SentencePieceTrainer.train(input=str(tmp_path/'captions.txt'), model_prefix=str(tmp_path/'spiece'), vocab_size=27,
+                                             bos_id=-1, pad_id=0, eos_id=1, unk_id=2)
+    (tmp_path/'siglip/tokenizer.json').unlink()
+    SiglipTokenizer(str(tmp_path/'spiece.model'), model_max_length=16).save_pretrained(tmp_path/'siglip')
+    tokens = load(name).tokenize(['A RED, cat!', 'a red cat', 'a red cat ' * 20])
+    assert tokens.shape == (3, 16) and tokens[0].equal(tokens[1]) and (tokens[:, -1] == 1).all() and (tokens[0] == 1).sum() > 1
+
+
+@pytest.mark.parametrize('kind', ['clip', 'siglip'])
+def test_transformers_models_can_be_trained(names, kind):
+    model = load(names[kind])
+    image, text = model(model.preprocess(PICTURE)[None], model.tokenize(TEXTS[:1]))
+    (model.logit_scale.exp()*(image @ text.T)).sum().backward()
+    assert model.logit_scale.grad.abs().sum() > 0 and sum(p.grad is not None for p in model.parameters()) > 50
+
+
+# -- the hub
+
+def test_hub_repositories_of_both_libraries(model, names, tmp_path):
+    "From a cache laid out as the hub's, in a process of its own: where the cache lies is read once."
+    model.save(tmp_path/'open_clip')
+    (tmp_path/'torn').mkdir()
+    (tmp_path/'torn/open_clip_config.json').write_bytes((tmp_path/'open_clip/open_clip_config.json').read_bytes())
+    for name, source in ('open', tmp_path/'open_clip'), ('torn', tmp_path/'torn'), ('siglip', names['siglip'].removeprefix('local-dir:')):
+        snapshot = tmp_path/'hub'/f'models--org--{name}'
+        (snapshot/'refs').mkdir(parents=True)
+        (snapshot/'refs/main').write_text('0'*40)
+        (snapshot/'snapshots').mkdir()
+        (snapshot/'.no_exist'/('0'*40)).mkdir(parents=True)  # what the hub was asked for and does not have
+        for file in ['open_clip_config.json'] if name == 'siglip' else ['config.json']: (snapshot/'.no_exist'/('0'*40)/file).touch()
+        os.symlink(source, snapshot/'snapshots'/('0'*40))
+    rewrite(tmp_path/'open_clip/open_clip_config.json', model_cfg={
+        **model.model_cfg, 'text_cfg': {**model.model_cfg['text_cfg'], 'hf_tokenizer_name': 'org/open'}})
+    code = ('import sys, torch; from cs_clip.models import load\n'
+            'for name in "open", "siglip":\n'
+            '    m = load(f"hf-hub:org/{name}"); print(m.digest, m.encode_text(m.tokenize(["a red cat"]))[0, 0].item())\n'
+            'for name in "none", "torn":\n'
+            '    try: load(f"hf-hub:org/{name}")\n'
+            '    except ValueError as e: print(e)\n')
+    out = subprocess.run([sys.executable, '-c', code], env={**os.environ, 'HF_HOME': str(tmp_path), 'HF_HUB_OFFLINE': '1'},
+                         capture_output=True, text=True, check=True).stdout.splitlines()
+    for line, m in zip(out, (model, load(names['siglip']))):
+        name, x = line.split()
+        assert name == m.digest and float(x) == pytest.approx(m.encode_text(m.tokenize(['a red cat']))[0, 0].item(), abs=1e-5)
+    assert out[2].startswith('hf-hub:org/none: neither open_clip_config.json nor config.json')
+    assert out[3].startswith('hf-hub:org/torn: cannot be loaded')

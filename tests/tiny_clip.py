@@ -5,6 +5,8 @@ import torch
 from PIL import Image
 from cs_clip.data import Foil, Record, Records
 from cs_clip.models import new_model, tiny_clip_config, word_tokenizer
+from transformers import (AutoTokenizer, Blip2Config, Blip2ForImageTextRetrieval, BlipImageProcessor, CLIPConfig, CLIPImageProcessor, CLIPModel,
+                          SiglipConfig, SiglipImageProcessor, SiglipModel)
 
 COLORS, THINGS = ('red', 'blue', 'lime', 'gold', 'gray', 'pink'), ('mug', 'cat', 'dog', 'cup')
 
@@ -30,6 +32,30 @@ def tiny_clip(folder, vision='resnet', seed=0):
     new_model(clip_config(vision), folder/'tokenizer').save(folder/'clip')
     logging.disable(logging.NOTSET)
     return f'local-dir:{folder/"clip"}'
+
+
+def tiny_transformers(folder, kind='clip', seed=0, **text):
+    "An untrained CLIP, SigLIP or BLIP-2 saved as transformers' folder; its name for `load`."
+    folder = Path(folder)
+    tokenizer = AutoTokenizer.from_pretrained(word_tokenizer(captions(), folder/'tokenizer', 16))
+    vision = dict(hidden_size=32, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2, image_size=32, patch_size=16)
+    text = dict(vocab_size=64, hidden_size=32, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=16,
+                bos_token_id=2, eos_token_id=tokenizer.eos_token_id, pad_token_id=0) | text
+    torch.manual_seed(seed)
+    if kind == 'clip':
+        model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=32))
+        images = CLIPImageProcessor(size={'shortest_edge': 32}, crop_size={'height': 32, 'width': 32})
+    elif kind == 'siglip':
+        model, images = SiglipModel(SiglipConfig(text_config=text, vision_config=vision)), SiglipImageProcessor(size={'height': 32, 'width': 32})
+    else:
+        model = Blip2ForImageTextRetrieval(Blip2Config(
+            vision_config=vision, qformer_config={**text, 'use_qformer_text_input': True}, num_query_tokens=4, image_text_hidden_size=16))
+        torch.nn.init.normal_(model.query_tokens)  # zeros, untrained: all queries would see the same
+        images = BlipImageProcessor(size={'height': 32, 'width': 32})
+    with torch.no_grad():
+        for x in model.parameters(): x += .05*torch.randn_like(x)  # BLIP-2 starts with weights of 1e-10
+    for part in model, tokenizer, images: part.save_pretrained(folder/kind)
+    return f'local-dir:{folder/kind}'
 
 
 def png(color, size=(32, 32)):
