@@ -222,7 +222,8 @@ def explained(engine:HardNegatives, caption:str) -> str:
         words, dropped = list(words), collections.defaultdict(list)
         lines += ['', f'{kind}  {place}'.rstrip()]
         for c in words:
-            if c.verdict or c.outcome in (KEPT, 'not drawn', 'less likely') or not c.word:
+            if not c.word: lines.append(f'  {c.outcome}')
+            elif c.verdict or c.outcome in (KEPT, 'not drawn', 'less likely'):
                 scores = [f'{c.probability:.4f}' if c.probability is not None else '', f'{c.verdict.contradiction:.4f}' if c.verdict else '']
                 lines.append(f'  {c.word:24}{scores[0]:>10}{scores[1]:>10}  {c.outcome}'.rstrip())
             else: dropped[c.outcome].append(c.word)

@@ -276,7 +276,7 @@ def _local(name):
 def _pretrained(cls, name, **kw):
     "A transformers model or tokenizer. Raises `CSClipError` when it is not there, broken or not of that kind."
     try: return cls.from_pretrained(_local(name), **kw)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as e:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as e:
         raise CSClipError(f'{name}: no {cls.__name__} can be loaded ({str(e).splitlines()[0]}); expected a folder with config, tokenizer '
                           'and weights (safetensors), or a name on the model hub') from None
 
@@ -346,6 +346,7 @@ class MLMPropose:
         precision:str='fp32', # a key of `PRECISIONS`
         batch_size:int=512, # masked captions at a time
     ):
+        if k < 1: raise CSClipError(f'k is {k}; expected 1 or more candidates')
         self.k, self.device, self.batch_size = k, device, batch_size
         self.tokenizer = _pretrained(AutoTokenizer, name)
         if self.tokenizer.mask_token is None:
@@ -661,7 +662,8 @@ def generate_file(
     of them is broken."""
     sources, out, state = shard_paths(graphs, 'parse'), Path(out), PartialState()
     if state.is_main_process:
-        for stale in set(out.glob('part-*.parquet')) - {out/s.name for s in sources}: stale.unlink()
+        for stale in set(out.glob('part-*.parquet')) - {out/s.name for s in sources}:
+            if shard_fingerprint(stale): stale.unlink() # a file without is not ours
     for source in sources[state.process_index::state.num_processes]:
         path, fingerprint = out/source.name, digest(engine.digest, file_digest(source), str(SCHEMA))
         if shard_fingerprint(path) != fingerprint: write_shard(path, list(_rows(engine, source)), SCHEMA, fingerprint)

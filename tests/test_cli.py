@@ -1,5 +1,5 @@
 """The four commands as a shell runs them, on a slice of the embedded world; what preflight calls missing; bad input in one line."""
-import errno, functools, json, os, shutil, subprocess, sys
+import errno, json, os, shutil, subprocess, sys
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq, pytest, yaml
 from safetensors.torch import load_file, save_file
@@ -7,7 +7,6 @@ from cs_clip.cli import (checked_device, clip_is_here, compose, coverage_table, 
                          examples, inputs, text_model_is_here)
 from cs_clip.files import CSClipError, write_json
 from cs_clip.generation import KINDS
-from cs_clip.parsing import parse_file
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLD, MLM, NLI = 'data/icon_world', 'data/models/mlm', 'data/models/nli'
@@ -21,6 +20,7 @@ def scripts(tmp_path_factory):
     def run(cwd, name, *args):
         env = {**os.environ, 'PYTHONPATH': str(ROOT)}
         return subprocess.run([sys.executable, folder/name, *args], cwd=cwd, env=env, capture_output=True, text=True)
+    run.folder = folder
     return run
 
 
@@ -294,9 +294,8 @@ def test_captions_among_the_shards_are_not_overwritten(broken, capsys):
 @pytest.mark.parametrize('code', [errno.ENOSPC, errno.EROFS])
 @pytest.mark.parametrize('written', [1, 4]) # whole files before the disk refuses: it does in the graphs, in the negatives
 def test_a_disk_that_refuses_leaves_whole_shards_and_the_run_goes_on(project, capsys, monkeypatch, code, written):
-    monkeypatch.setattr('cs_clip.cli.parse_file', functools.partial(parse_file, shard_size=2))
     Path('x.txt').write_text(''.join(f'a {c} car next to a dog\n' for c in ('red', 'blue', 'green', 'white', 'small', 'large')))
-    def run(out): return cs_clip_negatives('x.txt', out=out, mlm=MLM, nli=NLI)
+    def run(out): return cs_clip_negatives('x.txt', out=out, mlm=MLM, nli=NLI, shard_size=2)
     def shards(out): return {str(p.relative_to(out)): p.read_bytes() for p in Path(out).rglob('*') if p.is_file()}
     assert run('undisturbed') == 0
     left, write = [None]*written, pq.write_table
@@ -316,3 +315,28 @@ def test_a_disk_that_refuses_leaves_whole_shards_and_the_run_goes_on(project, ca
     before = {name: (Path('out')/name).stat().st_mtime_ns for name in finished}
     assert run('out') == 0 and shards('out') == shards('undisturbed')
     assert before == {name: (Path('out')/name).stat().st_mtime_ns for name in finished}
+
+def rows_of(folder): return [row for path in sorted(folder.glob('part-*.parquet')) for row in pq.read_table(path).to_pylist()]
+
+def test_neither_shards_nor_processes_change_the_negatives(bert_mlm, nli, tmp_path, scripts):
+    captions = ['An orange car to the left of a blue umbrella.', 'a man is riding a horse', 'a dog and a cat', 'two red dogs', 'a big cat on a table']
+    (tmp_path/'captions.txt').write_text('\n'.join(captions*3))
+    models = ['--mlm', str(bert_mlm), '--nli', str(nli)]
+    for name, size in ('one', 4), ('large', 100):
+        assert scripts(tmp_path, 'cs_clip_negatives', 'captions.txt', '--out', name, '--shard_size', str(size), *models).returncode == 0
+    launch = [sys.executable, '-m', 'accelerate.commands.launch', '--cpu', '--num_processes', '2', '--num_machines', '1', '--mixed_precision', 'no',
+              '--dynamo_backend', 'no', '--main_process_port', '0', scripts.folder/'cs_clip_negatives']
+    done = subprocess.run([*launch, 'captions.txt', '--out', 'two', '--shard_size', '4', *models], cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1'}, timeout=300)
+    assert done.returncode == 0 and done.stdout.count('two: written') == 1, done.stderr
+    content = lambda folder: {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob('*')) if p.is_file()}
+    assert content(tmp_path/'one') == content(tmp_path/'two') and len(content(tmp_path/'one')) == 9
+    assert rows_of(tmp_path/'one') == rows_of(tmp_path/'large')
+
+def test_one_caption_is_explained_and_nothing_written(bert_mlm, nli, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cs_clip_negatives(explain='A red dog on a table', mlm=str(bert_mlm), nli=str(nli)) == 0
+    said = capsys.readouterr().out
+    assert 'relations   dog [on] table' in said and 'replace_att  A ___ dog on a table' in said and 'dropped, no whole word' in said
+    assert said.count(' kept') >= 5 and list(tmp_path.iterdir()) == []
+    assert cs_clip_negatives() == 1 and 'expected a file of captions' in capsys.readouterr().err
