@@ -104,8 +104,8 @@ _ODD = {odd: known for known, odds in dict(
     table='desk bench sign oven surfboard skateboard headboard urinal bookshelf railing counter stove kettle ramp trowel tub tent fan wicker',
     bag='fence hand snow sidewalk sand grass bathroom mirror pole mitt racket hydrant feeder icing frosting bomb present magnet crown mug key hammer',
     house='air street road trunk box hill barn greenhouse castle church', truck='lorry cab jeep', cake='burger cookie', bell='clock', spoon='fork shovel broom',
-    hair='fur', computer='printer laptop', television='tv', red='fluffy shaggy rocky scruffy furry fuzzy hairy leafy wispy dusty muddy sleeveless plaid '
-    'striped rickety snowy unripe shaky neon oval tiled wooden hooded checkered framed painted paved opened').items() for odd in odds.split()}
+    hair='fur', flower='rose', computer='printer laptop', television='tv', red='fluffy shaggy rocky scruffy furry fuzzy hairy leafy wispy dusty muddy sleeveless plaid '
+    'striped rickety snowy unripe shaky neon oval tiled wooden hooded checkered tabby').items() for odd in odds.split()}
 _PLURALS = dict(dog='dogs', man='boys', table='tables', bag='bags', house='houses', truck='trucks', cake='cakes', bell='bells', spoon='spoons', computer='computers')
 
 def _words(nlp, caption):
@@ -118,6 +118,7 @@ def _words(nlp, caption):
 
 def _seen(word):
     "A word that the model knows better."
+    if word.lower().startswith('upside'): return 'upright'
     if len(word.split()) > 1 or '-' in word and _PREPOSITION.fullmatch(word): return 'near'
     if '-' in word[1:-1]:  # "t-shirt" is a shirt, "snow-covered" says what something is like
         last = re.split('-+', word.strip('-'))[-1]
@@ -133,6 +134,7 @@ def _doing(before, word, after):
     if not before.isalpha() or before in _BEFORE_NOUN: return word
     follows = after in _AFTER_VERB
     if word.endswith('ing') and word not in _THINGS and (follows or word in _GERUNDS): return 'sitting' if after in _PREPS else 'wearing'
+    if word.endswith('ed') and before in COLOURS and after not in _AFTER_VERB: return 'old'
     if word.endswith('ed') and after in _PREPS and word not in ('red', 'bed', 'shed', 'sled'): return 'covered' if after == 'by' else 'parked'
     if word[:-1] in _VERBS and word.endswith('s') and follows: return 'sits' if after in _PREPS else 'holds'
     return word
@@ -144,7 +146,8 @@ def _shown(doc):
     plain = ['', *(w.lower() for w in words), '']
     words = [_doing(*around) if around[1] != _doing(*around) else _seen(w) for w, around in zip(words, zip(plain, plain[1:], plain[2:]))]
     first = words[0].lower() if words else ''
-    article = first.isalpha() and first not in _OPENERS and not _PREPOSITION.match(doc[0].text)
+    clause = first.endswith(('ing', 'ed')) and ',' in words and plain[2] in _DETS | _PREPS  # "riding a wave, the surfer ..."
+    article = first.isalpha() and first not in _OPENERS and not clause and not _PREPOSITION.match(doc[0].text)
     stop = not words or words[-1] not in ('.', '!', '?')
     return Doc(doc.vocab, ['the']*article + words + ['.']*stop), article
 
@@ -163,7 +166,7 @@ def _read(nlp, captions, batch_size=1):
         yield _annotate(doc, seen, article)
 
 _SAID = ['HEAD', 'DEP', 'TAG', 'POS']
-_HYPHENATED = re.compile(r'[^\W_]+(?:-[^\W_]+)+')
+_HYPHENATED = re.compile(r'[^\W_]+(?:-[^\W_]+)+|upside\s+down', re.I)
 _PREPS = set('on in at under above below behind beside near next inside outside from to with over across along around through between beneath down up '
              'by of into onto off out against towards toward past underneath atop among amongst for like about together side near'.split())
 _DETS = set('a an the this that these those some his her its their my our your no every each all both another any'.split())
@@ -225,20 +228,42 @@ def _mend_doer(t):
 
 # %% ../nbs/02_parsing.ipynb #a27541b1
 def _mend_pair(t):
-    "\"a lemon and three black dragons\": two phrases, not a \"lemon and three\" kind of dragon."
-    second, between = t.head, [x for x in t.doc[t.i + 1:t.head.i] if x.dep_ == 'cc' or x.dep_ == 'conj' and x.pos_ == 'NUM']
+    "\"a lemon and three black dragons\", \"a shirt and jean shorts\": two phrases, not a \"lemon and three\" kind of dragon."
+    second = t.head
+    many = second.tag_ == 'NNS' and t.tag_ == 'NN' and any(c.lower_ in ('a', 'an') for c in second.lefts)
+    between = [x for x in t.doc[t.i + 1:t.head.i] if x.dep_ == 'cc' or x.dep_ == 'conj' and (x.pos_ == 'NUM' or many)]
     if len(between) < 2 or not any(x.dep_ == 'cc' and x.head == t for x in between): return
     head, dep = (second.head, second.dep_) if second.head != second else (t, 'ROOT')
     before = [c for c in second.children if c.i < t.i]
     t.head, t.dep_ = head, dep
     _hang(second, t, 'conj')
     for c in before: _hang(c, t, c.dep_)
-    _hang(between[-1], second, 'nummod')
+    _hang(between[-1], second, 'nummod' if between[-1].pos_ == 'NUM' else 'compound')
 
 def _mend_joined(t):
     "The \"and\" before a noun says what it is joined to: \"a man holding a cup and a book\"."
     cc = t.left_edge.i - 1
     if cc >= 0 and t.doc[cc].dep_ == 'cc' and t.doc[cc].head.pos_ in ('NOUN', 'PROPN'): _hang(t, t.doc[cc].head, 'conj')
+
+def _mend_wearer(v):
+    "\"A man in a suit holding a cup\": it is not the suit that holds it."
+    worn = v.head
+    while worn.dep_ == 'conj' and worn.head.pos_ == 'NOUN': worn = worn.head
+    if worn.lower_ not in _CLOTHES: return
+    if worn.dep_ == 'pobj' and worn.head.lower_ in ('in', 'with') and worn.head.head.pos_ in ('NOUN', 'PROPN'): _hang(v, worn.head.head, 'acl')
+    elif worn.dep_ == 'dobj' and worn.head.dep_ == 'acl' and worn.head.lower_ in ('wearing', 'holding'): _hang(v, worn.head.head, 'acl')
+
+def _mend_place(p):
+    "Prepositions that hang too high or too low: \"fed by a girl in a dress\", \"takes a pizza out of the oven\"."
+    noun, said = p.nbor(-1) if p.i else p, [c for c in p.children if c.dep_ == 'pobj']
+    if p.head.pos_ == 'VERB' and p.lower_ in ('in', 'with') and noun.pos_ == 'NOUN' and noun.i > p.head.i:
+        if any(c.lower_ in _CLOTHES for c in said): _hang(p, noun, 'prep')
+    elif p.head.dep_ == 'dobj' and p.head.head.pos_ == 'VERB' and p.lower_ in _DIRECTIONS: _hang(p, p.head.head, 'prep')
+
+_CLOTHES = set('shirt shirts t-shirt shorts pants jeans hat hats cap jacket jackets coat coats dress dresses suit suits wetsuit helmet helmets glasses sunglasses '
+               'hair beard vest vests uniform uniforms shoes boots gloves tie skirt top outfit outfits sweater hoodie robe gown jersey jerseys swimsuit '
+               'costume backpack blanket scarf goggles apron'.split())
+_DIRECTIONS = set('into onto across towards toward past through'.split()) | {'out of', 'on to'}
 
 def _mend_inversion(v):
     "\"On the sill sits a cat\": who does it stands after the verb."
@@ -255,14 +280,17 @@ def _mend(doc):
         elif t.dep_ in ('prep', 'ROOT') and t.tag_ == 'IN': _mend_preposition(t)
         elif t.dep_ == 'conj' and t.pos_ in ('NOUN', 'PROPN'): _mend_joined(t)
         elif t.dep_ == 'ROOT' and t.pos_ == 'VERB' and t.tag_ != 'VBG': _mend_inversion(t)
+        elif t.dep_ == 'acl' and t.tag_ == 'VBG': _mend_wearer(t)
         elif t.dep_ == 'nummod' and t.head.dep_ == 'amod' and t.head.head.i > t.i: _hang(t, t.head.head, 'nummod')  # "three little magnets"
+    for t in doc:
+        if t.dep_ == 'prep': _mend_place(t)
     return doc
 
 # %% ../nbs/02_parsing.ipynb #59fb87ba
 _FRAMES = set('picture photo photograph image view shot closeup close-up painting drawing illustration scene snapshot'.split())
 _COUNTERS = set('group bunch couple pair lot lots bit bits piece pieces slice slices variety number kind type sort herd flock crowd set '
-                'pile stack row rows series plenty handful dozens part patch patches pairs groups'.split())
-_MANY = set('lot lots bunch plenty number variety kind type sort series'.split()) # say no more than "many" or "some"
+                'pile stack row rows series plenty handful dozens part patch patches pairs groups line lines bar bars body cluster collection batch assortment bundle'.split())
+_MANY = set('lot lots bunch plenty number variety kind type sort series body batch assortment'.split()) # say no more than "many" or "some"
 _PIECES = set('piece pieces slice slices bit bits part patch patches'.split())
 _PLACES = set('left right top front back side middle center centre bottom rear background foreground distance'.split())
 COLOURS = frozenset('red orange yellow green blue purple violet pink brown black white grey gray tan beige gold golden silver maroon '
@@ -270,7 +298,7 @@ COLOURS = frozenset('red orange yellow green blue purple violet pink brown black
 _DESCRIBING = set( # nouns that say what the noun after them is like: its material, its kind
     'metal wood brick glass stone plastic concrete cement leather dirt paper rock iron steel tile marble granite cotton ceramic gravel '
     'wire chrome wicker bamboo cardboard rubber straw denim jean wool silk cloth canvas porcelain brass copper pine oak palm '
-    'chocolate vanilla baby adult toy plaid floral oval neon khaki burgundy teal navy cream clay passenger wine laptop'.split())
+    'chocolate vanilla baby adult toy plaid floral oval neon khaki burgundy teal navy cream clay foil wii laptop'.split())
 _NUMERALS = set('two three four five six seven eight nine ten eleven twelve'.split())
 
 def _worn(t):
@@ -280,6 +308,7 @@ def _worn(t):
 def _is_noun(t):
     if t.pos_ not in ('NOUN', 'PROPN') or not any(c.isalnum() for c in t.text): return False
     if t.lower_ in COLOURS and (t.dep_ in ('acomp', 'attr', 'amod', 'compound', 'conj') or _worn(t)): return False
+    if t.dep_ == 'conj' and t.head.dep_ in ('amod', 'compound', 'nmod') and t.head.head.i > t.i: return False  # "a wooden and metal chair"
     return t.dep_ not in ('compound', 'amod', 'nmod', 'npadvmod', 'nummod', 'quantmod', 'det') or t.head.i < t.i
 
 def _of(t):
@@ -288,9 +317,9 @@ def _of(t):
         if p.dep_ == 'prep' and p.lower_ in ('of', 'with') and p.i == t.i + 1:
             return next((c for c in p.children if c.dep_ == 'pobj' and _is_noun(c)), None)
 
-def _frames(t): return t.lower_ in _FRAMES and t.i < 4 and (t.head.pos_ not in ('VERB', 'AUX') or t.dep_ == 'attr') and _of(t) is not None
-def _counts(t): return t.lower_ in _COUNTERS and _of(t) is not None and t.nbor().lower_ == 'of'
-def _places(t): return t.lower_ in _PLACES and t.dep_ in ('pobj', 'npadvmod', 'ROOT') and (t.dep_ != 'pobj' or t.head.pos_ == 'ADP')
+def _frames(t): return t.lower_ in _FRAMES and t.i < 6 and (t.head.pos_ not in ('VERB', 'AUX') or t.dep_ == 'attr') and _of(t) is not None
+def _counts(t): return t.lower_ in _COUNTERS and not any(c.dep_ == 'compound' for c in t.lefts) and _of(t) is not None and t.nbor().lower_ == 'of'
+def _places(t): return t.lower_ in ('row', 'half', 'line') and t.head.lower_ == 'in' and _of(t) is None or t.lower_ in _PLACES and t.dep_ in ('pobj', 'npadvmod', 'ROOT') and (t.dep_ != 'pobj' or t.head.pos_ == 'ADP')
 
 def _heads(doc):
     "The tokens that head an object's phrase."
@@ -320,14 +349,16 @@ def _listed(t):
 
 def _describes(t):
     "Is this modifier of a noun an attribute of it?"
-    if t.dep_ == 'nummod' or t.lower_ in _NUMERALS: return t.like_num
-    if t.dep_ not in ('amod', 'nmod', 'compound') or t.lower_ in _SIDES or (t.lower_, t.head.lower_) in _NAMES: return False
-    return t.pos_ in ('ADJ', 'VERB', 'ADV') or t.lower_ in COLOURS or t.lower_ in _DESCRIBING or t.lower_ in _DERIVED
+    if t.dep_ == 'nummod' or t.lower_ in _NUMERALS: return t.like_num or t.lower_ == 'dozen'
+    if t.dep_ not in ('amod', 'nmod', 'compound', 'advmod', 'npadvmod') or t.lower_ in _SIDES or (t.lower_, t.head.lower_) in _NAMES: return False
+    if t.lower_ in _DERIVED: return _first(t) < t.i
+    if t.lower_ in COLOURS or t.lower_ in _DESCRIBING or t.lower_ in _SIZES or t.lower_.endswith(('less', 'ish')): return True
+    return t.pos_ == 'ADJ' or t.tag_ in ('VBN', 'VBG') and t.dep_ == 'amod' or t.pos_ == 'ADV' and t.dep_ == 'amod'
 
 def _modifiers(noun):
     "What stands before a noun, with what the model hangs below it there: \"a little pink tree\", \"a green metal tray\"."
     for c in noun.lefts:
-        if c.dep_ in ('amod', 'nmod', 'compound', 'nummod', 'advmod', 'quantmod') and c.i < noun.i:
+        if c.dep_ in ('amod', 'nmod', 'compound', 'nummod', 'advmod', 'npadvmod', 'quantmod'):
             yield c
             if c.dep_ != 'nummod' and not any(x.dep_ == 'poss' for x in c.lefts): yield from _modifiers(c)
 
@@ -335,12 +366,14 @@ def _first(t):
     "The first token of an attribute: shades and what \"dark haired\" and \"chocolate frosted\" are made of belong to it, degrees do not (\"very tall\")."
     before = t.nbor(-1) if t.i else None
     if before is None or before.pos_ not in ('ADJ', 'NOUN', 'PROPN', 'VERB', 'NUM', 'ADV', 'ADP') or not before.text[0].isalnum(): return t.i
+    if t.lower_ in ('colored', 'coloured') and before.lower_ in COLOURS: return t.i
     made = t.lower_ in _DERIVED and before.head.i in (t.i, t.head.i) and (before.pos_ != 'ADV' or before.lower_ in ('upside', 'multi'))
     shade = before.lower_ in _SHADES and (before.head == t or before.head == t.head and t.lower_ in COLOURS)
     return t.i - (made or shade)
 
 def _attribute(t, index):
-    s = _span(t.doc, _first(t), t.i)
+    "The attribute with its shade, a verb with its particle."
+    s = _span(t.doc, _first(t), t.i + (t.i + 1 < len(t.doc) and t.nbor().dep_ == 'prt' and t.nbor().head == t))
     return Attribute(s.text, s.start, s.end, index)
 
 def _begins(t):
@@ -349,13 +382,35 @@ def _begins(t):
 
 _SHADES = set('dark light bright pale deep partly multi'.split())
 _DERIVED = set('colored coloured haired sleeved shaped legged eyed headed handed frosted topped flavored sized covered filled leaved skinned roofed '
-               'decker link style'.split()) # say something only with the word before them
+               'decker link style sleeve framed shirted'.split()) # say something only with the word before them
+_SIZES = set('little small tiny big large huge long short tall young old wide thin thick'.split())
 _SIDES = set('left right front back rear side middle top bottom'.split()) # tell which one, not what it is like
 _NAMES = {('hot', 'dog'), ('hot', 'dogs'), ('polar', 'bear'), ('polar', 'bears'), ('remote', 'control'), ('remote', 'controls'), ('french', 'fries'),
           ('high', 'chair'), ('high', 'chairs'), ('wine', 'glass'), ('wine', 'glasses'), ('light', 'pole'), ('light', 'poles'), ('light', 'post'),
           ('light', 'fixture'), ('light', 'fixtures'), ('light', 'switch'), ('light', 'bulb'), ('computer', 'mouse'), ('computer', 'monitor'),
           ('computer', 'screen'), ('computer', 'keyboard'), ('computer', 'desk'), ('teddy', 'bear'), ('passenger', 'car'), ('passenger', 'cars')}
 _NOT_SAID = set('other same such own many several few more most multiple different another next last only first about'.split())
+
+def _states(t):
+    "Does it say after its noun how that is, the \"open\" of \"with its mouth open\" and of \"has the door open\"?"
+    if not t.i or t.i + 1 < len(t.doc) and t.nbor().pos_ not in ('PUNCT', 'ADP', 'CCONJ') or t.nbor(-1).pos_ not in ('NOUN', 'PROPN'): return False
+    noun = t.nbor(-1)
+    held = any(x.lower_ in ('with', 'has', 'have', 'having', 'keeping', 'its') for x in t.doc[max(noun.left_edge.i - 2, 0):noun.i])
+    return held and (t.pos_ == 'ADJ' or t.tag_ == 'VBN' or t.lower_ in ('up', 'down', 'open')) and not any(c.dep_ in ('prep', 'agent', 'dobj') for c in t.children)
+
+def _state(v):
+    "Is this the state that something is in: \"the paint is chipped\"? What has an object, a doer or a place is a relation."
+    said = {c.dep_ for c in v.children}
+    if v.tag_ != 'VBN' or 'auxpass' not in said or any(c.lower_ in ('been', 'being') for c in v.lefts): return False
+    return 'prt' in said and 'agent' not in said or not said & {'prep', 'dobj', 'agent', 'prt', 'advmod', 'xcomp', 'ccomp', 'oprd', 'advcl', 'npadvmod', 'neg'}
+
+def _says(t):
+    "Does it say something of a verb's or its own subject?"
+    if t.lower_ == 'upside down' or t.dep_ == 'ROOT' and t.pos_ == 'ADJ' or _state(t): return True
+    if t.dep_ in ('advmod', 'prt') and t.lower_ in ('up', 'down', 'open', 'outside', 'outdoors'): return t.head.lower_ in _BE
+    if t.dep_ == 'attr': return t.lower_ in COLOURS
+    # but "full of" and "close to" are relations
+    return t.dep_ in ('acomp', 'oprd') and t.pos_ in ('ADJ', 'VERB', 'NOUN') and all(c.lower_ in _PLACED for c in t.children if c.dep_ == 'prep')
 
 def _attributes(heads, subject_of):
     "All attributes: `subject_of` tells which object a verb speaks of."
@@ -368,20 +423,23 @@ def _attributes(heads, subject_of):
     for t in heads:
         for c in _modifiers(t):
             if _describes(c): add(c, index[t.i])
+        for c in t.rights:  # "a woman ready to jump", "with its mouth open"
+            if c.dep_ == 'amod' and c.pos_ == 'ADJ' and not any(x.dep_ == 'prep' for x in c.children): add(c, index[t.i])
         if t.dep_ == 'pobj' and t.head.lower_ == 'of' and _counts(t.head.head) and t.head.head.lower_ not in _MANY:
             c = t.head.head
             s = _span(t.doc, c.i, c.i if c.lower_ in _PIECES else t.head.i)
             found[c.i] = Attribute(s.text, s.start, s.end, index[t.i])
     for t in heads[0].doc if heads else ():
-        colour = t.dep_ == 'attr' and t.lower_ in COLOURS
         if _worn(t) and t.head.head.i in index: add(t, index[t.head.head.i])
-        alone = t.lower_ in COLOURS or not any(c.dep_ == 'prep' for c in t.children)  # but "full of" and "covered in" are relations
-        if (t.dep_ in ('acomp', 'oprd') and t.pos_ in ('ADJ', 'VERB', 'NOUN') or colour) and alone:
-            for k in subject_of(t.head): add(t, k)
+        if _states(t) and t.i - 1 in index: add(t, index[t.i - 1])
+        if _says(t):
+            v = t if t.dep_ == 'ROOT' or _state(t) else t.head
+            for k in [index[v.i]] if v.i in index else subject_of(v): add(t, k)
     return [found[i] for i in sorted(found)]
 
 # %% ../nbs/02_parsing.ipynb #31030461
 _BE = set("is are was were be been being 's 're am".split())
+_PLACED = set('on in at with by near behind inside outside under above beside next against'.split())
 _STATIC = set('on in at near by inside behind beside under next above below outside'.split())
 
 _PRONOUNS = ('it', 'them', 'him', 'her')
@@ -403,20 +461,20 @@ class _Clause:
             if t.i not in self.index and (_frames(t) or _counts(t)): t = _of(t)
         if t.dep_ in ('nsubj', 'nsubjpass', 'dobj', 'pobj') and t.tag_ in ('WDT', 'WP', 'WRB'):
             verb = next((a for a in t.ancestors if a.dep_ == 'relcl'), None)
-            return self.around(verb.head) if verb is not None else []
+            return self.around(verb.head, verb) if verb is not None else []
         return [self.index[x.i] for x in _joined(t) if x.i in self.index]
 
     def meant(self, pronoun) -> list[int]:
         "The object that \"it\" stands for in \"a bowl with flowers in it\": the nearest above the noun that has it."
         above = [a for a in pronoun.ancestors if a.i in self.index and a.i < pronoun.i]
-        return [self.index[a.i] for a in above[1:2] or above[:1]]
+        if above: return [self.index[a.i] for a in above[1:2] or above[:1]]
+        return [self.index[t.i] for t in self.heads if t.i < pronoun.i and (pronoun.lower_ == 'them') == (_object(t).number == 'plural')][:1]
 
-    def around(self, t) -> list[int]:
-        "A noun that something modifies, with the nouns before it: in \"trees and bushes on a lawn\" both are on it."
-        if t.dep_ == 'conj' and t.i in self.index:
-            before = [x for x in t.conjuncts if x.i < t.i and x.i in self.index]
-            if not any(c.dep_ in ('prep', 'acl', 'relcl') and c.lower_ != 'of' for x in before for c in x.rights): return [self.index[x.i] for x in (*before, t)]
-        return self.things(t)[:1] if t.i in self.index else self.things(t)
+    def around(self, t, at=None) -> list[int]:
+        "A noun that what stands at the token `at` modifies, with the nouns joined to it before: in \"trees and bushes on a lawn\" both are on it."
+        joined = [x for x in sorted({*_joined(t), *t.conjuncts}, key=lambda x: x.i) if x.i <= t.i or at is not None and x.i < at.i]
+        modified = any(c.dep_ in ('prep', 'acl', 'relcl') and c != at and c.lower_ not in ('of', 'to') for x in joined if x.i < t.i for c in x.rights)
+        return list(dict.fromkeys(k for x in ([t] if modified else joined) for k in self.things(x)[:1]))
 
     def subjects(self, verb) -> list[int]:
         "The objects that a verb or adjective speaks of."
@@ -426,7 +484,7 @@ class _Clause:
                 own = next((c for c in verb.rights if c.dep_ in ('attr', 'nsubj') and self.things(c)), None)
             if own is not None: return self.things(own)
             if verb.dep_ not in _LEANING: return []
-            if verb.head.pos_ in ('NOUN', 'PROPN', 'PRON'): return self.around(verb.head)
+            if verb.head.pos_ in ('NOUN', 'PROPN', 'PRON'): return self.around(verb.head, verb)
             verb = verb.head
 
 # what has its subject elsewhere
@@ -458,14 +516,17 @@ def _preposed(clause, p):
     if p.dep_ == 'agent': return goals, [*_verb(host), p], clause.subjects(host)
     if host.pos_ in ('NOUN', 'PROPN') and host.dep_ != 'prep':
         if _frames(host) or _counts(host): return None if p.i == host.i + 1 else (clause.things(host), words, goals)
-        return clause.around(host), words, goals
+        subjects = clause.around(host, p)
+        if subjects == goals: subjects = [k for k in (clause.index[t.i] for t in clause.heads if t.i < p.i) if k not in goals][-1:]  # "a vase with tulips in it"
+        return subjects, words, goals
     if host.lower_ in _BE: return clause.subjects(host), words, goals
     if host.pos_ in ('VERB', 'AUX'):
         direct = [c for c in host.children if c.dep_ == 'dobj']
         if direct and p.text.split()[0].lower() in _STATIC: return clause.subjects(host), words, goals
         return clause.subjects(host), [*_verb(host), *words], goals
     if host.pos_ in ('ADJ', 'ADV') and host.dep_ in ('acomp', 'amod', 'conj', 'advmod'):
-        if host.dep_ == 'amod': return clause.around(host.head), [host, *words], goals
+        if host.dep_ == 'acomp' and p.lower_ in _PLACED: return clause.subjects(host.head), words, goals
+        if host.dep_ == 'amod': return clause.around(host.head, p), [host, *words], goals
         return clause.subjects(host.head), [host, *words], goals
     return None
 
