@@ -92,7 +92,7 @@ class SceneGraph:
 # %% ../nbs/02_parsing.ipynb #18be504f
 _PART = r'(?:left|right|top|bottom|front|back|side|middle|center|centre|edge|corner|end|rear|base|foot|outside|inside)'
 _PREPOSITION = re.compile(rf'''\b(?:
-    (?:in|on|at|to|from|along|near|towards?)\s+(?:the\s+|each\s+|either\s+|both\s+|other\s+|far\s+|very\s+|opposite\s+)*
+    (?:in|on|at|to|from|along|near|by|towards?)\s+(?:the\s+|each\s+|either\s+|both\s+|other\s+|far\s+|very\s+|opposite\s+)*
         (?:(?:left|right)(?:\s+|-)(?:hand(?:\s+|-))?)?{_PART}s?\s+of
     | (?:left|right)\s+of | (?<!\bthe\s)(?<!\ba\s)(?:left|right)\s+(?:hand\s+)?side\s+of | front\s+of | next\s+to | close\s+to
     | in\s+between | inside\s+of | outside\s+of | far\s+from | adjacent\s+to | up\s+against | out\s+of | across\s+from | away\s+from
@@ -165,7 +165,7 @@ def _acts_like(before, word, after):
     placed = after in _PREPOSITIONS
     if word.endswith('ing') and (after in _AFTER_VERB or _verb_of(word)): return 'sitting' if placed else 'wearing'
     if word.endswith('ed') and placed: return 'covered' if after == 'by' else 'parked'
-    if word.endswith('ed') and before in COLOURS and after not in _AFTER_VERB: return 'old'  # "a white painted line"
+    if word.endswith('ed') and (before in COLOURS or before == 'and') and after not in _AFTER_VERB: return 'old'  # "a white painted line"
     does = word.endswith('s') and word[:-1] in _VERBS or word.endswith(('ches', 'shes', 'sses')) and word[:-2] in _VERBS
     if does and after in _AFTER_VERB and before not in COLOURS: return 'sits' if placed else 'holds'
     return word
@@ -185,9 +185,10 @@ def _shown(doc):
     words = [_like(w) if a == w.lower() else a for w, a in zip(words, acting)]
     return Doc(doc.vocab, ['the']*article + words + ['.']*(words[-1:] not in (['.'], ['!'], ['?']))), article
 
-_POS = {tag: pos for pos, tags in dict(
-    NOUN='NN NNS', PROPN='NNP NNPS', ADJ='JJ JJR JJS AFX', VERB='VB VBD VBG VBN VBP VBZ', ADV='RB RBR RBS', ADP='IN RP', DET='DT PDT WDT WP$', SCONJ='WRB',
-    PRON='PRP PRP$ WP EX', NUM='CD', AUX='MD', CCONJ='CC', PART='TO POS', SPACE='_SP', PUNCT='. , : HYPH NFP -LRB- -RRB- `` \'\' ""').items() for tag in tags.split()}
+_TAGS = dict(NOUN='NN NNS', PROPN='NNP NNPS', ADJ='JJ JJR JJS AFX', VERB='VB VBD VBG VBN VBP VBZ', ADV='RB RBR RBS', ADP='IN RP', DET='DT PDT WDT WP$',
+             SCONJ='WRB', PRON='PRP PRP$ WP EX', NUM='CD', AUX='MD', CCONJ='CC', PART='TO POS', SPACE='_SP',
+             PUNCT='. , : HYPH NFP -LRB- -RRB- `` \'\' ""')
+_POS = {tag: pos for pos, tags in _TAGS.items() for tag in tags.split()}
 
 def _pos(t):
     "A token's part of speech from its tag, as spaCy's slower rules have it where that matters here."
@@ -285,11 +286,12 @@ def _mend_place(p):
     noun, said = p.nbor(-1) if p.i else p, [c for c in p.children if c.dep_ == 'pobj']
     if p.head.pos_ == 'VERB' and p.lower_ in ('in', 'with') and noun.pos_ == 'NOUN' and noun.i > p.head.i:
         if any(c.lower_ in _CLOTHES for c in said): _hang(p, noun, 'prep')
+    elif p.lower_ == 'between' and p.head.dep_ == 'pobj' and p.head.head.head.pos_ in ('NOUN', 'PROPN'): _hang(p, p.head.head.head, 'prep')
     elif p.head.dep_ == 'dobj' and p.head.head.pos_ == 'VERB' and p.lower_ in _DIRECTIONS: _hang(p, p.head.head, 'prep')
 
 _CLOTHES = set(
-    'shirt shirts t-shirt shorts pants jeans hat hats cap jacket jackets coat coats dress dresses suit suits wetsuit helmet helmets glasses sunglasses '
-    'hair beard vest vests uniform uniforms shoes boots gloves tie skirt top outfit outfits sweater hoodie robe gown jersey jerseys swimsuit costume '
+    'shirt shirts t-shirt shorts pants jeans hat hats cap jacket jackets coat coats dress dresses suit suits wetsuit helmet helmets glasses '
+    'sunglasses hair beard vest vests uniform uniforms shoes boots gloves tie skirt top outfit outfits sweater hoodie robe gown jersey jerseys swimsuit costume '
     'backpack blanket scarf goggles apron'.split())
 _DIRECTIONS = set('into onto across towards toward past through'.split()) | {'out of', 'on to'}
 
@@ -297,6 +299,13 @@ def _mend_inversion(v):
     "\"On the sill sits a cat\": who does it stands after the verb."
     before, after = {c.dep_ for c in v.lefts}, next((c for c in v.rights if c.dep_ in ('dobj', 'attr', 'npadvmod')), None)
     if after is not None and 'prep' in before and not before & {'nsubj', 'nsubjpass', 'expl', 'aux'}: after.dep_ = 'nsubj'
+
+def _mend_relative(v):
+    "\"The counter the pizza is on\": of two subjects the first is what the clause describes."
+    subjects = [c for c in v.lefts if c.dep_ == 'nsubj' and c.pos_ in ('NOUN', 'PROPN')]
+    if len(subjects) == 2:
+        subjects[0].head, subjects[0].dep_ = subjects[0], 'ROOT'
+        _hang(v, subjects[0], 'relcl')
 
 def _mend(doc):
     "The tree with what the model often gets wrong put right; `_hang` sees to it that it stays a tree."
@@ -307,7 +316,9 @@ def _mend(doc):
         elif t.dep_ in ('pcomp', 'pobj') and t.tag_ == 'VBG' and t.head.pos_ in ('ADP', 'SCONJ'): _mend_gerund(t)
         elif t.dep_ in ('prep', 'ROOT') and t.tag_ == 'IN': _mend_preposition(t)
         elif t.dep_ == 'conj' and t.pos_ in ('NOUN', 'PROPN'): _mend_joined(t)
-        elif t.dep_ == 'ROOT' and t.pos_ == 'VERB' and t.tag_ != 'VBG': _mend_inversion(t)
+        elif t.dep_ == 'ROOT' and t.pos_ in ('VERB', 'AUX'):
+            _mend_relative(t)
+            if t.pos_ == 'VERB' and t.tag_ != 'VBG': _mend_inversion(t)
         elif t.dep_ == 'acl' and t.tag_ == 'VBG': _mend_wearer(t)
         elif t.dep_ == 'nummod' and t.head.dep_ == 'amod' and t.head.head.i > t.i: _hang(t, t.head.head, 'nummod')  # "three little magnets"
     for t in doc:
@@ -393,10 +404,11 @@ def _describes(t):
     if t.dep_ == 'quantmod' or t.lower_ in _SIDES or (t.lower_, t.head.lower_.rstrip('s')) in _NAMES: return False
     if t.lower_ in _DERIVED: return _first(t) < t.i
     if t.lower_ in COLOURS or t.lower_ in _SIZES or t.lower_ in _DESCRIBING or t.lower_.endswith(('less', 'ish')): return True
-    return t.pos_ == 'ADJ' or t.dep_ == 'amod' and (t.tag_ in ('VBN', 'VBG') or t.pos_ == 'ADV')
+    return t.pos_ == 'ADJ' or t.tag_ == 'VBG' and _verb_of(t.lower_) in _POSES or t.dep_ == 'amod' and (t.tag_ in ('VBN', 'VBG') or t.pos_ == 'ADV')
 
 _BEFORE = ('amod', 'nmod', 'compound', 'nummod', 'advmod', 'npadvmod', 'quantmod')
 _SIZES = set('little small tiny big large huge long short tall young old wide thin thick'.split())
+_POSES = set('sleep smile lie stand kneel graze fly jump stare crouch sit'.split()) # "a sleeping puppy", but not "a cutting board"
 _SIDES = set('left right front back rear side middle top bottom'.split()) # tell which one, not what it is like
 _NAMES = {tuple(name.split('/')) for name in (
     'hot/dog polar/bear teddy/bear remote/control french/frie high/chair wine/glasse light/pole light/post light/fixture light/switch '
@@ -447,7 +459,7 @@ def _said_of(t):
     placed = all(c.lower_ in _PLACED for c in t.children if c.dep_ == 'prep')  # but "full of" and "close to" are relations
     return t.head if t.dep_ in ('acomp', 'oprd') and t.pos_ in ('ADJ', 'VERB', 'NOUN') and placed else None
 
-_NOT_SAID = set('other same such own many several few more most multiple different another next last only first about'.split())
+_NOT_SAID = set('other same such own many several few more most multiple different another next last only first second third about'.split())
 
 def _attributes(heads, subject_of):
     "All attributes: `subject_of` tells which object a verb speaks of."
@@ -495,7 +507,7 @@ class _Clause:
         "The objects that a noun names, with those that \"and\" joins to it; a frame or counter names what is in it."
         for _ in range(4):  # "a picture of a pair of slices of bread" is as deep as it gets
             if t.i not in self.index and (_frames(t) or _counts(t)): t = _of(t)
-        if t.dep_ in ('nsubj', 'nsubjpass', 'dobj', 'pobj') and t.tag_ in ('WDT', 'WP', 'WRB'):
+        if t.dep_ in ('nsubj', 'nsubjpass', 'dobj', 'pobj') and (t.tag_ in ('WDT', 'WP', 'WRB') or t.lower_ == 'that'):
             verb = next((a for a in t.ancestors if a.dep_ == 'relcl'), None)
             return self.around(verb.head, verb) if verb is not None else []
         return [self.index[x.i] for x in _joined(t) if x.i in self.index]
