@@ -207,7 +207,8 @@ def _annotate(doc, seen, article):
     if not n: return doc
     said = seen.to_array(['HEAD', 'DEP', 'TAG', 'POS'])[int(article):][:n]
     heads = np.arange(n) + said[:, 0].astype(np.int64)
-    said[:, 0] *= (heads >= 0) & (heads < n)  # nothing hangs on the article or the full stop
+    outside = (heads < 0) | (heads >= n)  # what hangs on the article or the full stop is a root; a loop that climbs by labels must end there
+    said[outside, 0], said[outside, 1] = 0, doc.vocab.strings['ROOT']
     said[:, 3] = [IDS[_pos(t)] for t in seen[int(article):int(article) + n]]
     return doc.from_array(['HEAD', 'DEP', 'TAG', 'POS'], said)
 
@@ -276,7 +277,7 @@ def _mend_joined(t):
 def _mend_wearer(v):
     "\"A man in a suit holding a cup\": it is not the suit that holds it."
     worn = v.head
-    while worn.dep_ == 'conj' and worn.head.pos_ == 'NOUN': worn = worn.head
+    while worn.dep_ == 'conj' and worn.head.i < worn.i: worn = worn.head
     if worn.lower_ not in _CLOTHES: return
     if worn.dep_ == 'pobj' and worn.head.lower_ in ('in', 'with') and worn.head.head.pos_ in ('NOUN', 'PROPN'): _hang(v, worn.head.head, 'acl')
     elif worn.dep_ == 'dobj' and worn.head.dep_ == 'acl' and worn.head.lower_ in ('wearing', 'holding'): _hang(v, worn.head.head, 'acl')
@@ -533,6 +534,7 @@ class _Clause:
             if own is not None: return self.things(own)
             if verb.dep_ not in _LEANING: return []
             if verb.head.pos_ in ('NOUN', 'PROPN', 'PRON'): return self.around(verb.head, verb)
+            if verb.head.i == verb.i: return []
             verb = verb.head
 
 # what has its subject elsewhere
@@ -581,7 +583,7 @@ def _preposed(clause, p):
 
 def _sharing(v):
     "Bare verbs before this one that share what follows it: the first of \"walking and skiing around the snow\"."
-    while v.dep_ == 'conj' and v.head.pos_ == v.pos_ == 'VERB':
+    while v.dep_ == 'conj' and v.head.i < v.i and v.head.pos_ == v.pos_ == 'VERB':
         v = v.head
         if not any(c.dep_ in ('dobj', 'prep', 'agent', 'prt', 'xcomp') for c in v.children): yield v
 
