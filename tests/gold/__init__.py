@@ -88,3 +88,32 @@ def read_gold(path=CAPTIONS) -> dict[str, list[SceneGraph]]:
             getattr(last[-1], kind)(text)
         else: raise CSClipError(f'{at}: {line!r} is no new heading, no caption below one and no line of a caption')
     return {name: [d.graph() for d in found] for name, found in drafts.items()}
+
+
+def elements(g):
+    "What is counted of a graph, by place: a word that is right somewhere else is wrong."
+    heads = [(o.start, o.end) for o in g.objects]
+    relations = {(heads[r.subject], tuple((s.start, s.end) for s in r.spans), heads[r.object]) for r in g.relations}
+    return dict(objects=set(heads), phrases={(o.phrase.start, o.phrase.end, o.number) for o in g.objects},
+                attributes={(a.start, a.end, heads[a.object]) for a in g.attributes}, relations=relations, pairs={(s, o) for s, _, o in relations})
+
+
+def scores(pairs) -> dict[str, tuple[float, float, float]]:
+    "Micro precision, recall and F1 of (right graph, parsed graph) by element."
+    pairs = [(elements(right), elements(found)) for right, found in pairs]
+    def of(name):
+        both, found, right = (sum(map(len, x)) for x in zip(*((a[name] & b[name], b[name], a[name]) for a, b in pairs)))
+        return both/max(found, 1), both/max(right, 1), 2*both/max(found + right, 1)
+    return {name: of(name) for name in pairs[0][0]}
+
+
+def difference(right, found) -> tuple[list[str], list[str]]:
+    "What a parsed graph lacks and what it has too much of objects, attributes and relations, in words."
+    def said(g):
+        name, at = lambda k: g.objects[k].text, lambda s: (s.start, s.end)
+        return {**{at(o): o.text for o in g.objects},
+                **{(at(a), at(g.objects[a.object]), 'attribute'): f'{name(a.object)} *{a.text}*' for a in g.attributes},
+                **{(*map(at, r.spans), at(g.objects[r.subject]), at(g.objects[r.object])): f'{name(r.subject)} *{r.text}* {name(r.object)}'
+                   for r in g.relations}}
+    a, b = said(right), said(found)
+    return [a[k] for k in a if k not in b], [b[k] for k in b if k not in a]
