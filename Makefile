@@ -34,7 +34,12 @@ test: setup data ## pytest, then every component notebook as its own test
 lab: setup data ## JupyterLab
 	$(BIN)/jupyter lab
 
-world: setup ## build the embedded world and models anew, from seeds (about half an hour); not part of `reproduce`
+# what the text models read besides the world; nbs/build/text_models.ipynb says what it is and where to get it
+READINGS := datasets/captions/coco_val2017.txt datasets/captions/factual_train.csv /usr/share/wordnet/data.noun
+
+world: setup ## build the embedded world and models anew, from seeds (about an hour and a half); not part of `reproduce`
+	@for file in $(READINGS); do test -e $$file || { echo "error: $$file: not there; the first cell of nbs/build/text_models.ipynb says what" \
+		"it is and where to get it"; missing=1; }; done; test -z "$$missing"
 	@mkdir -p artifacts/notebooks
 	for name in world clip text_models; do \
 		$(BIN)/papermill --no-progress-bar -k python3 nbs/build/$$name.ipynb artifacts/notebooks/build-$$name.ipynb || exit 1; done
