@@ -29,7 +29,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from .files import (
     CSClipError, batches, digest, file_digest, local_folder, read_shard, shard_fingerprint, shard_paths, struct_list, write_json, write_shard)
 from .lexicon import NUMERALS, SIZES, agrees, article, categories, forms, same_meaning, symmetric
-from .parsing import COLOURS, SceneGraph, SceneGraphParser, Span, read_graphs
+from .parsing import COLOURS, Object, SceneGraph, SceneGraphParser, Span, read_graphs
 
 # %% ../nbs/04_generation.ipynb #2eac18ea
 KINDS = ('replace_obj', 'replace_att', 'replace_rel', 'swap_obj', 'swap_att', 'add_obj', 'add_att') # SugarCrepe's names
@@ -127,7 +127,19 @@ def attribute_class(word:str) -> str: # 'colour', 'size', 'number' or 'other'
 # %% ../nbs/04_generation.ipynb #3136d4d3
 OPPOSITES = {'left': 'right', 'right': 'left', 'top': 'bottom', 'bottom': 'top', 'front': 'back', 'back': 'front'}
 
-def _object_slot(g, o): return Slot(g.caption, o.start, o.end, ('noun',), o.text)
+def _noun(g:SceneGraph, o:Object) -> Span:
+    "An object's head with the nouns that make one word of it: 'ice cream', 'cell phone'. What describes it is an attribute."
+    start, said = o.start, [(a.start, a.end) for a in g.attributes]
+    for m in reversed(list(re.finditer(r"[\w'-]+", g.caption[o.phrase.start:o.start]))):
+        begin, end = (o.phrase.start + i for i in m.span())
+        apart = any(a < end and begin < b for a, b in said) or not g.caption[end:start].isspace()
+        if apart or 'noun' not in categories(m.group()): break
+        start = begin
+    return Span(g.caption[start:o.end], start, o.end)
+
+def _object_slot(g, o):
+    noun = _noun(g, o)
+    return Slot(g.caption, noun.start, noun.end, ('noun',), o.text, unlike=(noun.text,))
 
 def _attribute_categories(word):
     kinds = categories(word)
@@ -214,7 +226,7 @@ def swaps(
     directed = {frozenset((r.subject, r.object)) for r in graph.relations if not symmetric(r.text)}
     index, said = {o: k for k, o in enumerate(graph.objects)}, [set() for _ in graph.objects]
     for a in graph.attributes: said[a.object].add(a.text.lower())
-    return [(a, b) for a, b in _apart(graph.objects) if a.number == b.number and not _same(a.text, b.text)
+    return [(_noun(graph, a), _noun(graph, b)) for a, b in _apart(graph.objects) if a.number == b.number and not _same(a.text, b.text)
             and (frozenset((index[a], index[b])) in directed or said[index[a]] != said[index[b]])]
 
 # %% ../nbs/04_generation.ipynb #557bec97
@@ -225,8 +237,9 @@ def shuffled_caption(
     """NegCLIP's negative (Yuksekgonul et al. 2022): two nouns or two adjectives exchanged, at random. As there the result may be true again
     ('a cat and a dog'); two adjectives of one object, which always would be, are left out, and numerals, which are no adjectives."""
     adjectives = [a for a in graph.attributes if attribute_class(a.text) != 'number']
-    pairs = [(a, b) for group in (graph.objects, adjectives) for a, b in _apart(group)
-             if a.text.lower() != b.text.lower() and (group is graph.objects or a.object != b.object)]
+    nouns = [_noun(graph, o) for o in graph.objects]
+    pairs = [(a, b) for group in (nouns, adjectives) for a, b in _apart(group)
+             if a.text.lower() != b.text.lower() and (group is nouns or a.object != b.object)]
     return exchange(graph.caption, *pairs[rng.randrange(len(pairs))]) if pairs else None
 
 # %% ../nbs/04_generation.ipynb #4f260df2
