@@ -1,7 +1,8 @@
 "Readers of benchmark files: what they accept, what they refuse by name, what is a fair controlled case."
-import json, tempfile, zipfile
+import json, re, tempfile, zipfile
 from pathlib import Path
 import pytest
+from cs_clip import icon_world as iw
 from cs_clip.benchmarks import (
     BENCHMARKS, SUGAR_CREPE, SUGAR_CREPE_PP, VALSE, WHATSUP, Benchmark, Choice, colorswap, controlled, crop, gqa, read_benchmark, retrieval, sugar_crepe,
     sugar_crepe_pp, too_close, valse, vg_attribution, vg_relation, vl_checklist, whatsup, winoground, zero_shot)
@@ -323,3 +324,49 @@ def test_the_digest_names_second_pictures_and_how_many_texts_are_right(tmp_path)
     a = Choice('0', 'a', '1.png', ('x', 'y'))
     digests = {Benchmark('toy', [c], tmp_path, {'a': 1}).digest for c in (a, a._replace(right=2), a._replace(others=('2.png',)))}
     assert len(digests) == 3
+
+
+# What IconWorld writes in these formats ----------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope='module')
+def more(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('more')
+    return folder, iw.write_benchmarks(folder, pictures=400, items=8, questions=120, per_class=1)
+
+
+def test_readers_find_all_that_icon_world_writes(more, tmp_path):
+    folder, expected = more
+    plus, questions, classes = (sugar_crepe_pp(folder/'scpp/data', folder), gqa(folder/'gqa/val_balanced_questions.json', folder/'gqa/val_sceneGraphs.json', folder),
+                                zero_shot(folder/'zero_shot/test'))
+    assert plus.expected == expected['sugar_crepe_pp'] and len(plus.choices) == 40
+    assert questions.expected == {'gqa': expected['gqa']} and len(questions.choices) == expected['gqa'] == 120
+    assert set(questions.skipped) == {'yes or no'}
+    assert classes.expected == {'zero_shot': len(iw.NOUN)} and len(classes.choices) == len(iw.NOUN)
+    iw.write_benchmarks(tmp_path, pictures=400, items=8, questions=120, per_class=1)
+    for path in folder.rglob('*.*'): assert path.read_bytes() == (tmp_path/path.relative_to(folder)).read_bytes(), path
+
+
+def test_icon_worlds_sugar_crepe_pp_says_sugar_crepes_captions_again(more):
+    for kind in SUGAR_CREPE_PP:
+        rows = iw.sugar_crepe_items(0, 400, kind, 8)
+        for (index, claim, wrong, caption, negative), c in zip(rows, [c for c in sugar_crepe_pp(more[0]/'scpp/data', more[0]).choices if c.subset == kind]):
+            assert (c.image, c.texts[0], c.texts[2]) == (iw.picture_name('test', index), caption, negative)
+            assert len({t.lower().rstrip('.') for t in c.texts}) == 3
+
+
+def statement(answer):
+    "What an answer of IconWorld's GQA claims."
+    if m := re.fullmatch(r'The (\w+) is (\w+)\.', answer): return iw.Statement((iw.Mention(m[1], m[2]),))
+    a, said, b = re.fullmatch(r'The (\w+) is (.+) the (\w+)\.', answer).groups()
+    return iw.Statement((iw.Mention(a), iw.Mention(b)), next(r for r, words in iw.RELATIONS.items() if words[0] == said))
+
+
+def test_icon_worlds_gqa_replacements_are_false(more):
+    kinds = set()
+    for seed in range(3):
+        for c in gqa(more[0]/'gqa/val_balanced_questions.json', more[0]/'gqa/val_sceneGraphs.json', more[0], seed=seed).choices:
+            scene = iw.scene_at(0, 'test', int(c.image[:12]) - 2_000_001)
+            right, wrong = (statement(t.split('? ')[1]) for t in c.texts)
+            assert iw.holds(scene, right) and not iw.holds(scene, wrong, loose=True), c
+            kinds.add(right.relation)
+    assert {'', 'above', 'below'} <= kinds
