@@ -3,7 +3,8 @@ import io, json, zipfile
 import numpy as np, pytest, torch
 from cs_clip.benchmarks import Benchmark, Choice, retrieval
 from cs_clip.data import ImageStore
-from cs_clip.evaluation import EXAMPLES, Embedder, choice_scores, cohens_d, evaluate, intervals, ranks, recall_at_k, result_file, verdicts
+from cs_clip.evaluation import (
+    EXAMPLES, Embedder, choice_scores, cohens_d, evaluate, intervals, margins, ranks, recall_at_k, result_file, verdicts)
 from cs_clip.files import CSClipError, read_json, write_json
 from cs_clip.models import load
 from PIL import Image
@@ -61,7 +62,7 @@ def test_verdicts_are_those_of_one_item_at_a_time(model, images):
     embedder = Embedder(model, 16)
     pictures = embedder.images(images, [(c.image, None) for c in items])
     texts, rows = embedder.texts([t for c in items for t in c.texts])
-    right, _ = verdicts(choice_scores(torch.stack([pictures[c.image, None] for c in items]), texts, torch.tensor(rows).view(-1, 2)))
+    right, _ = verdicts(margins(choice_scores(torch.stack([pictures[c.image, None] for c in items]), texts, torch.tensor(rows).view(-1, 2))))
     expected = one_at_a_time(model, ImageStore(images), items)
     assert right.tolist() == expected and 0 < sum(expected) < 120
     result = evaluate(model, benchmark(images, items))
@@ -86,7 +87,7 @@ def test_texts_that_the_model_cannot_tell_apart_tie(model, images):
 
 
 def test_verdicts_by_hand():
-    right, tied = verdicts(torch.tensor([[.9, .1, .3], [.5, .5, .1], [.2, .1, .7]]))
+    right, tied = verdicts(margins(torch.tensor([[.9, .1, .3], [.5, .5, .1], [.2, .1, .7]])))
     assert right.tolist() == [True, False, False] and tied.tolist() == [False, True, False]
 
 
