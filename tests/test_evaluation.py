@@ -4,8 +4,8 @@ import numpy as np, pytest, torch
 from cs_clip.benchmarks import Benchmark, Choice, retrieval, zero_shot
 from cs_clip.data import ImageStore, Record, Records
 from cs_clip.evaluation import (
-    _PAIR_CHANCE, EXAMPLES, BlindReader, Embedder, chance, choice_scores, cohens_d, evaluate, headline, intervals, margins, overlap, paired_difference,
-    paired_margins, ranks, recall_at_k, result_file, same_bag, text_margins, verdicts)
+    _PAIR_CHANCE, EXAMPLES, BlindReader, Embedder, _OneDNN, _trees, chance, choice_scores, cohens_d, encode_shared, evaluate, headline, intervals, margins,
+    overlap, paired_difference, paired_margins, ranks, recall_at_k, result_file, same_bag, text_margins, verdicts)
 from cs_clip.files import CSClipError, read_json, write_json
 from cs_clip.models import load
 from PIL import Image
@@ -69,6 +69,38 @@ def test_verdicts_are_those_of_one_item_at_a_time(model, images):
     result = evaluate(model, benchmark(images, items))
     assert result['subsets']['a']['accuracy'] == pytest.approx(np.mean(expected[::2]), abs=1e-6)
     assert result['avg'] == pytest.approx(np.mean(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize('vision', ['resnet', 'vit'])
+def test_texts_that_share_their_beginnings_are_embedded_as_ever(tmp_path, vision):
+    model, texts = load(tiny_clip(tmp_path, vision)), [*captions(), 'a red', 'a red cat', 'cup', 'a mug next to a cat '*9]
+    tokens = model.tokenize(texts)
+    expected = torch.cat([model.encode_text(t[None]) for t in tokens]).detach()
+    for order in (sorted(range(len(texts)), key=lambda i: tokens[i].tolist()), range(len(texts))):
+        assert torch.allclose(encode_shared(model, tokens[list(order)]), expected[list(order)], atol=2e-6)
+    found, rows = Embedder(model, 9).texts(texts)
+    assert torch.allclose(found[rows], expected, atol=2e-6)
+
+
+def test_large_layers_by_another_library(model, monkeypatch):
+    texts = captions()
+    expected = model.encode_text(model.tokenize(texts)).detach()
+    monkeypatch.setattr(_OneDNN, 'large', 1)
+    with torch.inference_mode(), (mode := _OneDNN()):
+        found = model.encode_text(model.tokenize(texts))
+        assert len(mode.packed) > 3 or not mode.there
+    assert torch.allclose(found, expected, atol=2e-6) and not mode.packed
+
+
+def test_a_common_beginning_is_computed_once():
+    rows = sorted([[1, 5, 6, 9], [1, 5, 7, 9], [1, 8, 9], [2, 5, 6, 9]])
+    tree, = _trees(rows)
+    assert len(tree.ids) == 4 + 2 + 2 + 4
+    for row, end in zip(rows, tree.ends):  # from the end up to the root stands the text
+        path = [end]
+        while tree.parents[path[-1]] is not None: path.append(tree.parents[path[-1]])
+        assert [tree.ids[i] for i in path[::-1]] == row and [tree.depths[i] for i in path[::-1]] == list(range(len(row)))
+    assert [len(t.ids) for t in _trees(rows, room=6)] == [6, 3, 4] and len(_trees(rows, room=1)) == 4
 
 
 def test_each_picture_box_and_text_is_encoded_once(model, images):
