@@ -85,22 +85,24 @@ def measure_retrieval(pictures=5_000, captions=5):
 
 
 def main():
-    a = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    a.add_argument('--sugar-crepe', type=Path)
-    a.add_argument('--images', type=Path)
-    a.add_argument('--retrieval', action='store_true')
-    a = a.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument('--sugar-crepe', type=Path)
+    parser.add_argument('--images', type=Path)
+    parser.add_argument('--retrieval', action='store_true')
+    a = parser.parse_args()
     if a.retrieval: return measure_retrieval()
     world = project_root()/'data/icon_world'
     benchmark = sugar_crepe(a.sugar_crepe or world/'sugar_crepe', a.images or world/'test.zip')
     store = ImageStore(benchmark.images)
     there = [c for c in benchmark.choices if c.image in store]
+    if not there: parser.error(f'{benchmark.images}: none of the pictures is there')
     benchmark = replace(benchmark, choices=there, expected=dict(Counter(c.subset for c in there)))
     if not a.sugar_crepe: benchmark = with_items(benchmark, 5)
     choices, model = benchmark.choices, vit_b_32()
     one_item_at_a_time(model, store, choices[:2])
     pictures, texts = len({c.image for c in choices}), len({t for c in choices for t in c.texts})
-    print(f'{len(choices)} items, {pictures} pictures ({len(choices)/pictures:.1f} items each), {texts} distinct texts; ViT-B/32, {torch.get_num_threads()} threads')
+    print(f'{len(choices)} items, {pictures} pictures ({len(choices)/pictures:.1f} items each), {texts} distinct texts; ViT-B/32, '
+          f'{torch.get_num_threads()} threads')
     clock, processor, result = timed(lambda: evaluate(Embedder(model, 64), benchmark))
     print(f'cs_clip       {clock:8.1f} s  {processor:8.1f} processor s')
     theirs, theirs_processor, said = timed(lambda: one_item_at_a_time(model, store, choices))

@@ -263,7 +263,7 @@ def _near_duplicate(word, gold):
 
 def _candidates(objects, pointed, said, gold):
     "Names and attributes of the objects that no annotation points to, but for what those have as well or the texts say."
-    words = {sort: {id: get(o) for id, o in objects.items()} for sort, get in (('name', lambda o: {o['name']}), ('attribute', lambda o: {*o['attributes']}))}
+    words = {'name': {id: {o['name']} for id, o in objects.items()}, 'attribute': {id: {*o['attributes']} for id, o in objects.items()}}
     sorts = [sort for sort, of in words.items() if gold in set().union(*of.values())]
     of_sort = [words[sort] for sort in (sorts if len(sorts) == 1 else words)]
     own = {w for of in words.values() for id in pointed & set(of) for w in of[id]}
@@ -414,7 +414,8 @@ def zero_shot(
     pictures = {c: sorted(p for p in (folder/c).rglob('*') if p.suffix.lower() in _PICTURES) for c in classes}
     if empty := [c for c, paths in pictures.items() if not paths] or ([] if classes else ['CLASS']):
         raise CSClipError(f'{folder}/{empty[0]}: no picture of this class; fetch some, or remove the folder')
-    choices = [Choice(name := p.relative_to(folder).as_posix(), 'zero_shot', name, prompts[c], group=c) for c, paths in pictures.items() for p in paths]
+    files = [(c, p.relative_to(folder).as_posix()) for c, paths in pictures.items() for p in paths]
+    choices = [Choice(name, 'zero_shot', name, prompts[c], group=c) for c, name in files]
     return Benchmark('zero_shot', choices, folder, {'zero_shot': _expected(folder, 'zero_shot', len(choices))}, 'zero_shot')
 
 # %% ../nbs/12_benchmarks.ipynb #f2f58279

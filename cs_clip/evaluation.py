@@ -126,8 +126,8 @@ class VectorCache:
 
 # %% ../nbs/13_evaluation.ipynb #ad7ee3b2
 class _OneDNN(TorchFunctionMode):
-    """Large linear layers on the CPU by oneDNN, in the same precision. torch leaves them to MKL, which on AMD's processors is half as fast. Their weights
-    are laid out once a session, so those of an ended one take no memory."""
+    """Large linear layers on the CPU by oneDNN, in the same precision: torch leaves them to MKL, which on AMD's processors is half as fast. Weights
+    are laid out anew inside each `with`, and given up at its end."""
     there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, '_linear_pointwise')
     large = 2**18 # weights
 
@@ -143,7 +143,8 @@ class _OneDNN(TorchFunctionMode):
         if func is not nn.functional.linear or kwargs or not self.there: return func(*args, **(kwargs or {}))
         x, weight, bias = (*args, None)[:3]
         if weight.numel() < self.large or weight.dtype != torch.float32 or weight.device.type != 'cpu': return func(*args)
-        if (key := (weight.data_ptr(), weight.shape)) not in self.packed: self.packed[key] = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1024)
+        if (key := (weight.data_ptr(), weight.shape)) not in self.packed:
+            self.packed[key] = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1024) # about so many rows at once
         return torch.ops.mkldnn._linear_pointwise(x, self.packed[key], bias, 'none', [], '')
 
 # %% ../nbs/13_evaluation.ipynb #2fc7c96f
@@ -549,7 +550,8 @@ def _score_zero_shot(embedder, benchmark, choices, kept, images, seed, blind):
     result['verdicts'] = {'i2t': _lines(margin, kept)}
     return result
 
-_SCORES = {'choice': _score_choices, 'controlled': _score_choices, 'paired': _score_paired, 'retrieval': _score_retrieval, 'zero_shot': _score_zero_shot}
+_SCORES = {'choice': _score_choices, 'controlled': _score_choices, 'paired': _score_paired, 'retrieval': _score_retrieval,
+           'zero_shot': _score_zero_shot}
 
 def _pictures(choice): return [(choice.image, choice.box), *((name, None) for name in choice.others)]
 
@@ -563,8 +565,8 @@ def evaluate(
     blind:BlindReader|None=None, # scores the captions alone, to stand beside
 ) -> dict: # what results/<run>/<benchmark>.json holds, but for the run's name
     """Score a model on a benchmark. `avg` is the mean over items, `std` the population standard deviation over the subsets' accuracies
-    (CS-CLIP, section 5.1); `interval`s are 95 % bootstrap intervals over pictures; `incomplete` names what was not found. Raises `CSClipError` for a missing or broken picture, a
-    box without a pixel, an embedding that is not finite, and a subset of which nothing is left."""
+    (CS-CLIP, section 5.1); `interval`s are 95 % bootstrap intervals over pictures; `incomplete` names what was not found. Raises
+    `CSClipError` for a missing or broken picture, a box without a pixel, an embedding that is not finite, and a subset of which nothing is left."""
     if missing not in ('error', 'skip'): raise CSClipError(f'missing {missing!r}: expected "error" or "skip"')
     embedder = model if isinstance(model, Embedder) else Embedder(model, batch_size)
     images = embedder.images(benchmark.images, [k for c in benchmark.choices for k in _pictures(c)], missing)
@@ -663,8 +665,9 @@ def overlap(
         own = {n for n, _ in _pictures(c)}
         for key, met in (('n', True), ('by_id', own & by_id), ('caption', said & shared)): s[key] += bool(met)
         if by_content is not None: s['by_content'] += bool(own & by_content)
-    return {'benchmark': benchmark.name, 'items': items, 'captions': {'n': len(set().union(*captions)), 'shared': len(shared)},
-            'examples': sorted(by_content or by_id)[:5], 'pictures': {'n': len(names), 'by_id': len(by_id), 'by_content': None if by_content is None else len(by_content), 'unreadable': unreadable}}
+    pictures = {'n': len(names), 'by_id': len(by_id), 'by_content': None if by_content is None else len(by_content), 'unreadable': unreadable}
+    return {'benchmark': benchmark.name, 'pictures': pictures, 'captions': {'n': len(set().union(*captions)), 'shared': len(shared)},
+            'items': items, 'examples': sorted(by_content or by_id)[:5]}
 
 # %% ../nbs/13_evaluation.ipynb #bc1a5150
 def result_file(

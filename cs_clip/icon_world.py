@@ -711,7 +711,6 @@ def _asked(scene):
         if any(holds(scene, w, loose=True) for w in wrong): continue
         said = RELATIONS[r][0]
         question = f'What is the {a} {said}?' if acting else f'What is {said} the {b}?'
-        # the answer must be the last of its word, where the two-choice set looks for it
         yield question, b if acting else a, f'The {a} is {said} the {b}.', others, {a: i, b: j}
 
 def gqa_questions(
@@ -729,8 +728,9 @@ def gqa_questions(
         if rng.random() < .1: rows.append((f'Is there a {t.noun}?', 'yes', f'Yes, there is a {t.noun}.', {t.noun: 0}))
         for question, answer, full, things in rows:
             where = lambda text: {str(k): str(things[w]) for k, w in enumerate(text.rstrip('?.').split()) if w in things}
+            pointed = {'question': where(question), 'answer': {'0': str(things[answer])} if answer in things else {}, 'fullAnswer': where(full)}
             questions[f'{len(questions):08d}'] = {'imageId': name, 'question': question, 'answer': answer, 'fullAnswer': full,
-                'annotations': {'question': where(question), 'answer': {'0': str(things[answer])} if answer in things else {}, 'fullAnswer': where(full)}}
+                                                'annotations': pointed}
         if asked == n: break
     return questions
 

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from cs_clip import icon_world as iw
 from cs_clip.benchmarks import (
-    BENCHMARKS, SUGAR_CREPE, SUGAR_CREPE_PP, VALSE, WHATSUP, Benchmark, Choice, colorswap, controlled, crop, gqa, read_benchmark, retrieval, sugar_crepe,
-    sugar_crepe_pp, too_close, valse, vg_attribution, vg_relation, vl_checklist, whatsup, winoground, zero_shot)
+    BENCHMARKS, SUGAR_CREPE, SUGAR_CREPE_PP, VALSE, WHATSUP, Benchmark, Choice, colorswap, controlled, crop, gqa, read_benchmark, retrieval,
+    sugar_crepe, sugar_crepe_pp, too_close, valse, vg_attribution, vg_relation, vl_checklist, whatsup, winoground, zero_shot)
 from cs_clip.files import CSClipError, write_json
 from PIL import Image
 from tiny_clip import png
@@ -177,7 +177,8 @@ def test_expected_counts_of_another_type_are_refused(tmp_path, counts, message):
 # The formats of SugarCrepe++, GQA, Winoground, ColorSwap, VALSE, VL-CheckList, What'sUp, ImageFolders -----------------------------------
 
 def test_two_items_with_one_id():
-    with pytest.raises(CSClipError, match='toy: item "7" comes twice'): Benchmark('toy', [Choice('7', 'a', '1.png', ('a', 'b'))]*2, Path('.'), {'a': 2})
+    choice = Choice('7', 'a', '1.png', ('a', 'b'))
+    with pytest.raises(CSClipError, match='toy: item "7" comes twice'): Benchmark('toy', [choice, choice], Path('.'), {'a': 2})
 
 
 PLUS = {**PAIR, 'id': 5, 'caption2': 'a blue dog next to a red cat'}
@@ -200,7 +201,8 @@ def test_winoground_and_colorswap(tmp_path):
     b = winoground(tmp_path/'examples.jsonl', tmp_path)
     assert b.kind == 'paired' and b.expected == {'i2t': 400, 't2i': 400, 'group': 400} and [c.id for c in b.choices] == ['0', '4']
     assert (b.choices[0].image, *b.choices[0].others) == ('ex_3_img_0.png', 'ex_3_img_1.png') and b.choices[0].group == 'Both'
-    write_json(tmp_path/'test.json', [{'id': 1, 'caption_1': 'a red cat', 'caption_2': 'a cat', 'image_1': 'images/1_1.png', 'image_2': 'images/1_2.png'}])
+    row = {'id': 1, 'caption_1': 'a red cat', 'caption_2': 'a cat', 'image_1': 'images/1_1.png', 'image_2': 'images/1_2.png'}
+    write_json(tmp_path/'test.json', [row])
     b = colorswap(tmp_path/'test.json', tmp_path)
     assert (b.choices[0].image, *b.choices[0].others) == ('images/1_1.png', 'images/1_2.png') and b.expected['group'] == 1000
 
@@ -227,13 +229,15 @@ def test_valse_keeps_what_annotators_confirmed(tmp_path):
 def test_vl_checklist_by_source_and_type(tmp_path):
     write_json(tmp_path/'Attribute/vaw/color.json', [['VG_100K/2.jpg', {'POS': ['white plate', 'pale plate'], 'NEG': ['black plate']}]])
     write_json(tmp_path/'Object/Location/swig_location/swig_agent/swig_agent_mid.json', [['a_1.jpg', {'POS': ['a man'], 'NEG': ['a dog', 'a cat']}]])
-    write_json(tmp_path/'Relation/hake_action.json', [['pic/1.jpg', {'POS': ['man holds cup', 'man lifts cup'], 'NEG': ['man drops cup', 'man fills cup']}]])
+    two = {'POS': ['man holds cup', 'man lifts cup'], 'NEG': ['man drops cup', 'man fills cup']}
+    write_json(tmp_path/'Relation/hake_action.json', [['pic/1.jpg', two]])
     b = vl_checklist(tmp_path, tmp_path)
     assert b.expected == {'Attribute/vaw/color': 2, 'Object/Location/swig_location/swig_agent/swig_agent_mid': 1, 'Relation/hake_action': 2}
     assert [c.texts for c in b.choices] == [('white plate', 'black plate'), ('pale plate', 'black plate'), ('a man', 'a dog', 'a cat'),
                                             ('man holds cup', 'man drops cup'), ('man lifts cup', 'man fills cup')]
     assert [c.image for c in b.choices[1:4]] == ['vg/VG_100K/2.jpg', 'swig/a_1.jpg', 'hake/pic/1.jpg']
-    for bad, message in ((['a.jpg'], r'expected \[picture, texts\]'), (['a.jpg', {'POS': [], 'NEG': ['x']}], 'is empty'), (['a.jpg', {'NEG': []}], 'no key "POS"')):
+    for bad, message in ((['a.jpg'], r'expected \[picture, texts\]'), (['a.jpg', {'POS': [], 'NEG': ['x']}], 'is empty'),
+                         (['a.jpg', {'NEG': []}], 'no key "POS"')):
         write_json(tmp_path/'Attribute/vaw/color.json', [bad])
         with pytest.raises(CSClipError, match=f'color.json: item 0: .*{message}'): vl_checklist(tmp_path, tmp_path)
 
@@ -336,8 +340,8 @@ def more(tmp_path_factory):
 
 def test_readers_find_all_that_icon_world_writes(more, tmp_path):
     folder, expected = more
-    plus, questions, classes = (sugar_crepe_pp(folder/'scpp/data', folder), gqa(folder/'gqa/val_balanced_questions.json', folder/'gqa/val_sceneGraphs.json', folder),
-                                zero_shot(folder/'zero_shot/test'))
+    plus, classes = sugar_crepe_pp(folder/'scpp/data', folder), zero_shot(folder/'zero_shot/test')
+    questions = gqa(folder/'gqa/val_balanced_questions.json', folder/'gqa/val_sceneGraphs.json', folder)
     assert plus.expected == expected['sugar_crepe_pp'] and len(plus.choices) == 40
     assert questions.expected == {'gqa': expected['gqa']} and len(questions.choices) == expected['gqa'] == 120
     assert set(questions.skipped) == {'yes or no'}
@@ -348,8 +352,8 @@ def test_readers_find_all_that_icon_world_writes(more, tmp_path):
 
 def test_icon_worlds_sugar_crepe_pp_says_sugar_crepes_captions_again(more):
     for kind in SUGAR_CREPE_PP:
-        rows = iw.sugar_crepe_items(0, 400, kind, 8)
-        for (index, claim, wrong, caption, negative), c in zip(rows, [c for c in sugar_crepe_pp(more[0]/'scpp/data', more[0]).choices if c.subset == kind]):
+        choices = [c for c in sugar_crepe_pp(more[0]/'scpp/data', more[0]).choices if c.subset == kind]
+        for (index, _, _, caption, negative), c in zip(iw.sugar_crepe_items(0, 400, kind, 8), choices, strict=True):
             assert (c.image, c.texts[0], c.texts[2]) == (iw.picture_name('test', index), caption, negative)
             assert len({t.lower().rstrip('.') for t in c.texts}) == 3
 

@@ -1,13 +1,13 @@
 "Scores against hand-computed ones and the SugarCrepe authors' way; each picture and text once; faults by name."
 import io, json, zipfile
-import numpy as np, pytest, torch
-from cs_clip.benchmarks import Benchmark, Choice, retrieval, zero_shot
+import numpy as np, open_clip, pytest, torch
+from cs_clip.benchmarks import SUGAR_CREPE, Benchmark, Choice, retrieval, sugar_crepe, zero_shot
 from cs_clip.data import ImageStore, Record, Records
 from cs_clip.evaluation import (
-    _PAIR_CHANCE, EXAMPLES, BlindReader, Embedder, _OneDNN, _trees, chance, choice_scores, cohens_d, encode_shared, evaluate, headline, intervals, margins,
-    overlap, paired_difference, paired_margins, ranks, recall_at_k, result_file, same_bag, text_margins, verdicts)
-from cs_clip.files import CSClipError, read_json, write_json
-from cs_clip.models import load
+    _PAIR_CHANCE, EXAMPLES, BlindReader, Embedder, _OneDNN, _trees, chance, choice_scores, cohens_d, encode_shared, evaluate, headline, intervals,
+    margins, overlap, paired_difference, paired_margins, ranks, recall_at_k, result_file, same_bag, text_margins, verdicts)
+from cs_clip.files import CSClipError, project_root, read_json, write_json
+from cs_clip.models import DualEncoder, load
 from PIL import Image
 from tiny_clip import captions, png, tiny_clip
 
@@ -101,6 +101,25 @@ def test_a_common_beginning_is_computed_once():
         while tree.parents[path[-1]] is not None: path.append(tree.parents[path[-1]])
         assert [tree.ids[i] for i in path[::-1]] == row and [tree.depths[i] for i in path[::-1]] == list(range(len(row)))
     assert [len(t.ids) for t in _trees(rows, room=6)] == [6, 3, 4] and len(_trees(rows, room=1)) == 4
+
+
+@pytest.mark.parametrize('name, n', [('local-dir:data/models/clip', 25), ('ViT-B-32', 2)])
+def test_verdicts_are_those_of_sugar_crepes_authors(name, n):
+    "Their evaluate.py, on the embedded world and through open_clip's own encoders: an item alone, texts at full length."
+    world = project_root()/'data/icon_world'
+    if not (world/'sugar_crepe').exists(): pytest.skip('the embedded data is not pulled')
+    torch.manual_seed(0)
+    if 'data' in name: model = load(name)
+    else: model = DualEncoder(open_clip.create_model(name).eval(), open_clip.get_model_config(name), open_clip.get_tokenizer(name))
+    whole = sugar_crepe(world/'sugar_crepe', world/'test.zip')
+    items, store, said = [c for k in SUGAR_CREPE for c in [c for c in whole.choices if c.subset == k][:n]], ImageStore(world/'test.zip'), ''
+    with torch.inference_mode():
+        for c in items:
+            v = model.clip.encode_image(model.preprocess(store.open(c.image))[None], normalize=True)
+            right, wrong = ((v @ model.clip.encode_text(model.tokenize([t]), normalize=True).T).item() for t in c.texts)
+            said += '1' if right > wrong else '=' if right == wrong else '0'
+    result = evaluate(Embedder(model, 16), Benchmark('sugar_crepe', items, whole.images, dict.fromkeys(SUGAR_CREPE, n)))
+    assert ''.join(result['verdicts']['i2t']) == said and '0' in said and '1' in said
 
 
 def test_each_picture_box_and_text_is_encoded_once(model, images):
@@ -360,17 +379,20 @@ def test_items_with_different_numbers_of_texts(model, images):
 
 
 def test_zero_shot_averages_prompts(model, images, tmp_path):
+    names = 'cat', 'dog', 'mug'
     with zipfile.ZipFile(images) as z:
-        for i, name in enumerate(z.namelist()): (tmp_path/f'{("cat", "dog", "mug")[i % 3]}').mkdir(exist_ok=True), (tmp_path/("cat", "dog", "mug")[i % 3]/name).write_bytes(z.read(name))
+        for i, name in enumerate(z.namelist()):
+            (folder := tmp_path/names[i % 3]).mkdir(exist_ok=True)
+            (folder/name).write_bytes(z.read(name))
     (tmp_path/'templates.txt').write_text('a red {}\na {} next to a cup\n')
     result = evaluate(model, b := zero_shot(tmp_path))
     with torch.inference_mode():
         classes = torch.stack([torch.nn.functional.normalize(model.encode_text(model.tokenize([f'a red {c}', f'a {c} next to a cup'])).mean(0), dim=0)
-                               for c in ('cat', 'dog', 'mug')])
+                               for c in names])
         best = [(model.encode_image(model.preprocess(ImageStore(tmp_path).open(c.image))[None]) @ classes.T).argmax().item() for c in b.choices]
-    right = np.array([('cat', 'dog', 'mug')[i] == c.group for i, c in zip(best, b.choices)])
+    right = np.array([names[i] == c.group for i, c in zip(best, b.choices)])
     assert result['metrics']['acc1'] == result['avg'] == pytest.approx(right.mean(), abs=1e-6) and result['metrics']['acc5'] == 1
-    assert result['metrics']['macro'] == pytest.approx(np.mean([right[[c.group == g for c in b.choices]].mean() for g in ('cat', 'dog', 'mug')]), abs=1e-6)
+    assert result['metrics']['macro'] == pytest.approx(np.mean([right[[c.group == g for c in b.choices]].mean() for g in names]), abs=1e-6)
 
 
 def test_the_blind_reader_adds_masked_log_probabilities(bert_mlm, model, images, tmp_path):
@@ -411,12 +433,14 @@ def test_the_difference_of_two_runs(model, images, tmp_path):
     assert (found['all']['only_a'], found['all']['only_b']) == (int((right[0] > right[1]).sum()), int((right[0] < right[1]).sum()))
     assert found['a']['n'] == 100 and found['all']['interval'][0] <= found['all']['difference'] <= found['all']['interval'][1]
     assert paired_difference(x, x, b)['i2t']['all'] == {'difference': 0, 'interval': [0, 0], 'n': 200, 'only_a': 0, 'only_b': 0}
-    with pytest.raises(CSClipError, match='measured on other data than this toy'): paired_difference(x, evaluate(other, benchmark(images, items[:-2])), b)
+    fewer = evaluate(other, benchmark(images, items[:-2]))
+    with pytest.raises(CSClipError, match='measured on other data than this toy'): paired_difference(x, fewer, b)
 
 
 def test_the_difference_of_two_runs_in_retrieval(model, images, tmp_path):
     texts, n = captions(), iter(range(99))
-    entries = [{'filename': f'{i}.png', 'split': 'test', 'sentences': [{'raw': texts[3*i + k], 'sentid': next(n)} for k in range(1 + i % 3)]} for i in range(8)]
+    said = [[{'raw': texts[3*i + k], 'sentid': next(n)} for k in range(1 + i % 3)] for i in range(8)]
+    entries = [{'filename': f'{i}.png', 'split': 'test', 'sentences': s} for i, s in enumerate(said)]
     write_json(tmp_path/'k.json', {'images': entries})
     b, other = retrieval(tmp_path/'k.json', 'test', images), load(tiny_clip(tmp_path, seed=1))
     x, y = evaluate(model, b), evaluate(other, b)
@@ -434,7 +458,8 @@ def test_overlap_with_training(images, tmp_path):
     train.mkdir()
     (train/'COCO_val2014_000000000007.png').write_bytes(png('pink'))  # a number alone
     Image.new('RGB', (32, 32), 'lime').save(train/'x.bmp')  # the same pixels under another name and in another format
-    records = Records([Record('COCO_val2014_000000000007.png', ('A red cat!', 'a cup'), (0, 1)), Record('x.bmp', ('a mug',), (2,)), Record('gone.png', ('-',), (3,))])
+    records = Records([Record('COCO_val2014_000000000007.png', ('A red cat!', 'a cup'), (0, 1)), Record('x.bmp', ('a mug',), (2,)),
+                       Record('gone.png', ('-',), (3,))])
     items = [Choice(str(i), 'ab'[i % 2], name, (text, 'a cup')) for i, (name, text) in enumerate(zip(names, ('a red  cat', 'a dog', 'a hat')))]
     found = overlap(records, Benchmark('toy', items, tmp_path, {'a': 2, 'b': 1}), train)
     assert found['pictures'] == {'n': 3, 'by_id': 1, 'by_content': 1, 'unreadable': 1} and found['captions'] == {'n': 3, 'shared': 1}
@@ -478,9 +503,10 @@ def test_another_picture_of_the_same_name_is_embedded_anew(model, tmp_path):
 def test_a_result_never_replaces_another_models(model, images, tmp_path):
     other = load(tiny_clip(tmp_path/'m', seed=1))
     path = result_file(tmp_path, evaluate(model, benchmark(images)), 'sg-0', 'toy')
-    with pytest.raises(CSClipError, match='toy.json: holds the result of another model'): result_file(tmp_path, evaluate(other, benchmark(images)), 'sg-0', 'toy')
+    theirs = evaluate(other, benchmark(images))
+    with pytest.raises(CSClipError, match='toy.json: holds the result of another model'): result_file(tmp_path, theirs, 'sg-0', 'toy')
     assert read_json(path)['provenance']['model'] == model.digest
-    assert read_json(result_file(tmp_path, evaluate(other, benchmark(images)), 'sg-0', 'toy', replace=True))['provenance']['model'] == other.digest
+    assert read_json(result_file(tmp_path, theirs, 'sg-0', 'toy', replace=True))['provenance']['model'] == other.digest
 
 
 # Pictures as they come -------------------------------------------------------------------------------------------------------------------
