@@ -213,10 +213,11 @@ class _Archive:
 
 # %% ../nbs/09_data.ipynb #14162188
 def _rgb(data:bytes):
-    "Decode to RGB as a viewer shows it: turned as EXIF says; palettes, grey, CMYK and transparency converted."
+    "Decode to RGB as a viewer shows it: turned as EXIF says; palettes, grey, CMYK, 16 bits and transparency converted."
     image = Image.open(io.BytesIO(data))
     image.load()
     image = ImageOps.exif_transpose(image)
+    if image.mode.startswith('I'): image = Image.fromarray((np.asarray(image)//257).clip(0, 255).astype(np.uint8))  # `convert` would cut, and all were white
     if image.mode == 'P' and 'transparency' in image.info: image = image.convert('RGBA')
     return image.convert('RGB')
 

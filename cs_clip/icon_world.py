@@ -4,16 +4,18 @@
 
 # %% auto #0
 __all__ = ['NOUNS', 'NOUN', 'COLOURS', 'PIXELS', 'SIZES', 'UNSAID', 'ADJECTIVES', 'NUMBERS', 'RELATIONS', 'PASSIVE', 'CONVERSE',
-           'BACKGROUNDS', 'TEXTURES', 'LAYOUTS', 'SPLITS', 'ALT_TEXT', 'KINDS', 'LABELS', 'IMPLIED', 'OPEN', 'Noun',
-           'plural', 'Thing', 'Scene', 'union', 'square_around', 'relates', 'Mention', 'Statement', 'holds', 'compose',
-           'scene_at', 'draw', 'Style', 'article', 'say', 'pairs', 'describe', 'foil', 'balanced', 'blind_accuracy',
-           'sugar_crepe_items', 'scene_at_cached', 'aro_items', 'aro_text', 'captions_at', 'picture_name',
-           'picture_bytes', 'write_world', 'infer', 'inference_pairs']
+           'BACKGROUNDS', 'TEXTURES', 'LAYOUTS', 'SPLITS', 'ALT_TEXT', 'KINDS', 'LABELS', 'IMPLIED', 'OPEN',
+           'TEMPLATES', 'Noun', 'plural', 'Thing', 'Scene', 'union', 'square_around', 'relates', 'Mention', 'Statement',
+           'holds', 'compose', 'scene_at', 'draw', 'Style', 'article', 'say', 'pairs', 'describe', 'foil', 'balanced',
+           'blind_accuracy', 'sugar_crepe_items', 'scene_at_cached', 'aro_items', 'aro_text', 'captions_at',
+           'picture_name', 'picture_bytes', 'write_world', 'infer', 'inference_pairs', 'sugar_crepe_pp_rows',
+           'scene_graph', 'gqa_questions', 'class_scene', 'write_benchmarks']
 
 # %% ../nbs/01_icon_world.ipynb #cae7729d
 import io, json, zipfile
 from collections import Counter
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from functools import cache
 from itertools import permutations
 from pathlib import Path
@@ -21,7 +23,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
-from .files import atomic_write, write_json
+from .files import atomic_write, write_json, write_text
 
 # %% ../nbs/01_icon_world.ipynb #f659c69f
 @dataclass(frozen=True)
@@ -667,3 +669,109 @@ def _both(claim, premise, style, rng):
     at = premise.lower().find(said)
     word = ADJECTIVES[new][rng.integers(len(ADJECTIVES[new]))]
     return None if word == said else (f'{premise[:at+len(said)]} and {word}{premise[at+len(said):]}', label)
+
+# %% ../nbs/01_icon_world.ipynb #b056294c
+def sugar_crepe_pp_rows(
+    seed:int, pictures:int, # of the test split
+    kind:str, # one of `KINDS` that replaces or swaps
+    n:int, # rows: the first ones of `sugar_crepe_items`
+) -> list: # of {id, filename, caption, caption2, negative_caption}
+    "Rows of one SugarCrepe++ file. A pure function of its arguments."
+    rows = []
+    for k, (index, claim, _, caption, negative) in enumerate(sugar_crepe_items(seed, pictures, kind, n)):
+        rng = np.random.default_rng([seed, 104, KINDS.index(kind), k])
+        second = next(text for text in iter(lambda: say(claim, Style(rng)), None) if text.lower().rstrip('.') != caption.lower().rstrip('.'))
+        rows.append({'id': k, 'filename': picture_name('test', index), 'caption': caption, 'caption2': second, 'negative_caption': negative})
+    return rows
+
+# %% ../nbs/01_icon_world.ipynb #f0e31fd1
+def scene_graph(scene:Scene) -> dict: # {objects: {id: {name, attributes, relations, x, y, w, h}}}
+    "A scene as GQA's scene graphs describe it; ids are the things' numbers. Sizes stay out: one that goes unsaid would be both."
+    objects = {str(i): {'name': t.noun, 'attributes': [t.colour], 'x': t.box[0], 'y': t.box[1], 'w': t.box[2]-t.box[0], 'h': t.box[3]-t.box[1],
+                        'relations': []} for i, t in enumerate(scene.things)}
+    for i, r, j in pairs(scene): objects[str(i)]['relations'].append({'name': RELATIONS[r][0], 'object': str(j)})
+    return {'width': PIXELS, 'height': PIXELS, 'objects': objects}
+
+def _spelled_apart(full, gold, word):
+    "Will the two-choice set take `word` for `gold`?"
+    alike = lambda a, b: SequenceMatcher(None, a, b, autojunk=False).ratio()
+    within = (word in gold or gold in word) and abs(len(word) - len(gold)) <= 2
+    return not within and alike(word, gold) <= .85 and alike(full, full.replace(f' {gold}', f' {word}', 1)) <= .9
+
+def _asked(scene):
+    "(question, answer, full answer, words that could replace the answer, {word: thing's number}) of all that can be asked."
+    for i, t in enumerate(scene.things):
+        if sum(o.noun == t.noun for o in scene.things) > 1: continue
+        others = sorted({o.colour for o in scene.things} - {t.colour})
+        yield f'What color is the {t.noun}?', t.colour, f'The {t.noun} is {t.colour}.', others, {t.noun: i}
+    for i, r, j in pairs(scene):
+        a, b = scene.things[i].noun, scene.things[j].noun
+        others, acting = sorted({t.noun for t in scene.things} - {a, b}), r in PASSIVE
+        wrong = [Statement((Mention(a), Mention(o)) if acting else (Mention(o), Mention(b)), r) for o in others]
+        if any(holds(scene, w, loose=True) for w in wrong): continue
+        said = RELATIONS[r][0]
+        question = f'What is the {a} {said}?' if acting else f'What is {said} the {b}?'
+        yield question, b if acting else a, f'The {a} is {said} the {b}.', others, {a: i, b: j}
+
+def gqa_questions(
+    seed:int, pictures:int, # of the test split
+    n:int, # at most so many that are no yes-no questions
+) -> dict: # {id: {imageId, question, answer, fullAnswer, annotations}}
+    "What `val_balanced_questions.json` holds, a question or two a picture. A pure function of its arguments."
+    rng, questions, asked = np.random.default_rng([seed, 105]), {}, 0
+    for index in rng.permutation(pictures):
+        scene, name = scene_at_cached(seed, 'test', int(index)), picture_name('test', int(index))
+        able = [q for q in _asked(scene) if any(_spelled_apart(q[2], q[1], w) for w in q[3])]
+        rows = [able[k][:3] + able[k][4:] for k in rng.permutation(len(able))[:2]][:n - asked]
+        asked += len(rows)
+        t = scene.things[0]
+        if rng.random() < .1: rows.append((f'Is there a {t.noun}?', 'yes', f'Yes, there is a {t.noun}.', {t.noun: 0}))
+        for question, answer, full, things in rows:
+            where = lambda text: {str(k): str(things[w]) for k, w in enumerate(text.rstrip('?.').split()) if w in things}
+            pointed = {'question': where(question), 'answer': {'0': str(things[answer])} if answer in things else {}, 'fullAnswer': where(full)}
+            questions[f'{len(questions):08d}'] = {'imageId': name, 'question': question, 'answer': answer, 'fullAnswer': full,
+                                                'annotations': pointed}
+        if asked == n: break
+    return questions
+
+# %% ../nbs/01_icon_world.ipynb #34a097fb
+TEMPLATES = ('a {}', 'a picture of a {}', 'an image with a {}')
+
+def class_scene(
+    seed:int, noun:str,
+    index:int, # the picture's number within its class
+) -> Scene:
+    "One thing somewhere near the middle: a picture of an ImageFolder. A pure function of its arguments."
+    rng = np.random.default_rng([seed, 106, list(NOUN).index(noun), index])
+    background = _background(rng)
+    visible = [c for c in COLOURS if _contrasts(c, background)]
+    size, colour = ('small', 'big', '')[rng.integers(3)], visible[rng.integers(len(visible))]
+    return Scene((_thing(noun, colour, size, (32, 32) + rng.integers(-8, 9, 2)),), (), background)
+
+# %% ../nbs/01_icon_world.ipynb #f66cfa3c
+def write_benchmarks(
+    out:str|Path, # a folder, `write_world`'s for one
+    seed:int=0,
+    pictures:int=2_000, # of the test split
+    items:int=200, # of each SugarCrepe++ subset
+    questions:int=500, # of GQA, yes-no questions apart
+    per_class:int=3, # pictures of each noun
+) -> dict: # how many items each set holds: what `expected.json` in each folder says
+    "Write SugarCrepe++ (scpp/data), GQA (gqa) and an ImageFolder (zero_shot/test). The same arguments give the same bytes; under 1 MB."
+    out = Path(out)
+    kinds = [k for k in KINDS if not k.startswith('add')]
+    for kind in kinds: write_json(out/f'scpp/data/{kind}.json', sugar_crepe_pp_rows(seed, pictures, kind, items), indent=None)
+    asked = gqa_questions(seed, pictures, questions)
+    names = {picture_name('test', i): i for i in range(pictures)}
+    graphs = {q['imageId']: scene_graph(scene_at_cached(seed, 'test', names[q['imageId']])) for q in asked.values()}
+    write_json(out/'gqa/val_balanced_questions.json', asked, indent=None)
+    write_json(out/'gqa/val_sceneGraphs.json', graphs, indent=None)
+    for noun in NOUN:
+        for k in range(per_class):
+            with atomic_write(out/f'zero_shot/test/{noun}/{k}.png') as part: part.write_bytes(picture_bytes(class_scene(seed, noun, k)))
+    write_text(out/'zero_shot/test/templates.txt', '\n'.join(TEMPLATES) + '\n')
+    expected = {'sugar_crepe_pp': dict.fromkeys(kinds, items), 'gqa': sum(q['answer'] != 'yes' for q in asked.values()),
+                'zero_shot': per_class*len(NOUN)}
+    for folder, name in (('scpp', 'sugar_crepe_pp'), ('gqa', 'gqa'), ('zero_shot', 'zero_shot')):
+        write_json(out/folder/'expected.json', {name: expected[name]})
+    return expected

@@ -1,11 +1,13 @@
 "Scores against hand-computed ones and the SugarCrepe authors' way; each picture and text once; faults by name."
 import io, json, zipfile
-import numpy as np, pytest, torch
-from cs_clip.benchmarks import Benchmark, Choice, retrieval
-from cs_clip.data import ImageStore
-from cs_clip.evaluation import EXAMPLES, Embedder, choice_scores, cohens_d, evaluate, intervals, ranks, recall_at_k, result_file, verdicts
-from cs_clip.files import CSClipError, read_json, write_json
-from cs_clip.models import load
+import numpy as np, open_clip, pytest, torch
+from cs_clip.benchmarks import SUGAR_CREPE, Benchmark, Choice, retrieval, sugar_crepe, zero_shot
+from cs_clip.data import ImageStore, Record, Records
+from cs_clip.evaluation import (
+    _PAIR_CHANCE, EXAMPLES, BlindReader, Embedder, _OneDNN, _trees, chance, choice_scores, cohens_d, encode_shared, evaluate, headline, intervals,
+    margins, overlap, paired_difference, paired_margins, ranks, recall_at_k, result_file, same_bag, text_margins, verdicts)
+from cs_clip.files import CSClipError, project_root, read_json, write_json
+from cs_clip.models import DualEncoder, load
 from PIL import Image
 from tiny_clip import captions, png, tiny_clip
 
@@ -61,12 +63,63 @@ def test_verdicts_are_those_of_one_item_at_a_time(model, images):
     embedder = Embedder(model, 16)
     pictures = embedder.images(images, [(c.image, None) for c in items])
     texts, rows = embedder.texts([t for c in items for t in c.texts])
-    right, _ = verdicts(choice_scores(torch.stack([pictures[c.image, None] for c in items]), texts, torch.tensor(rows).view(-1, 2)))
+    right, _ = verdicts(margins(choice_scores(torch.stack([pictures[c.image, None] for c in items]), texts, torch.tensor(rows).view(-1, 2))))
     expected = one_at_a_time(model, ImageStore(images), items)
     assert right.tolist() == expected and 0 < sum(expected) < 120
     result = evaluate(model, benchmark(images, items))
     assert result['subsets']['a']['accuracy'] == pytest.approx(np.mean(expected[::2]), abs=1e-6)
     assert result['avg'] == pytest.approx(np.mean(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize('vision', ['resnet', 'vit'])
+def test_texts_that_share_their_beginnings_are_embedded_as_ever(tmp_path, vision):
+    model, texts = load(tiny_clip(tmp_path, vision)), [*captions(), 'a red', 'a red cat', 'cup', 'a mug next to a cat '*9]
+    tokens = model.tokenize(texts)
+    expected = torch.cat([model.encode_text(t[None]) for t in tokens]).detach()
+    for order in (sorted(range(len(texts)), key=lambda i: tokens[i].tolist()), range(len(texts))):
+        assert torch.allclose(encode_shared(model, tokens[list(order)]), expected[list(order)], atol=2e-6)
+    found, rows = Embedder(model, 9).texts(texts)
+    assert torch.allclose(found[rows], expected, atol=2e-6)
+
+
+def test_large_layers_by_another_library(model, monkeypatch):
+    texts = captions()
+    expected = model.encode_text(model.tokenize(texts)).detach()
+    monkeypatch.setattr(_OneDNN, 'large', 1)
+    with torch.inference_mode(), (mode := _OneDNN()):
+        found = model.encode_text(model.tokenize(texts))
+        assert len(mode.packed) > 3 or not mode.there
+    assert torch.allclose(found, expected, atol=2e-6) and not mode.packed
+
+
+def test_a_common_beginning_is_computed_once():
+    rows = sorted([[1, 5, 6, 9], [1, 5, 7, 9], [1, 8, 9], [2, 5, 6, 9]])
+    tree, = _trees(rows)
+    assert len(tree.ids) == 4 + 2 + 2 + 4
+    for row, end in zip(rows, tree.ends):  # from the end up to the root stands the text
+        path = [end]
+        while tree.parents[path[-1]] is not None: path.append(tree.parents[path[-1]])
+        assert [tree.ids[i] for i in path[::-1]] == row and [tree.depths[i] for i in path[::-1]] == list(range(len(row)))
+    assert [len(t.ids) for t in _trees(rows, room=6)] == [6, 3, 4] and len(_trees(rows, room=1)) == 4
+
+
+@pytest.mark.parametrize('name, n', [('local-dir:data/models/clip', 25), ('ViT-B-32', 2)])
+def test_verdicts_are_those_of_sugar_crepes_authors(name, n):
+    "Their evaluate.py, on the embedded world and through open_clip's own encoders: an item alone, texts at full length."
+    world = project_root()/'data/icon_world'
+    if not (world/'sugar_crepe').exists(): pytest.skip('the embedded data is not pulled')
+    torch.manual_seed(0)
+    if 'data' in name: model = load(name)
+    else: model = DualEncoder(open_clip.create_model(name).eval(), open_clip.get_model_config(name), open_clip.get_tokenizer(name))
+    whole = sugar_crepe(world/'sugar_crepe', world/'test.zip')
+    items, store, said = [c for k in SUGAR_CREPE for c in [c for c in whole.choices if c.subset == k][:n]], ImageStore(world/'test.zip'), ''
+    with torch.inference_mode():
+        for c in items:
+            v = model.clip.encode_image(model.preprocess(store.open(c.image))[None], normalize=True)
+            right, wrong = ((v @ model.clip.encode_text(model.tokenize([t]), normalize=True).T).item() for t in c.texts)
+            said += '1' if right > wrong else '=' if right == wrong else '0'
+    result = evaluate(Embedder(model, 16), Benchmark('sugar_crepe', items, whole.images, dict.fromkeys(SUGAR_CREPE, n)))
+    assert ''.join(result['verdicts']['i2t']) == said and '0' in said and '1' in said
 
 
 def test_each_picture_box_and_text_is_encoded_once(model, images):
@@ -86,7 +139,7 @@ def test_texts_that_the_model_cannot_tell_apart_tie(model, images):
 
 
 def test_verdicts_by_hand():
-    right, tied = verdicts(torch.tensor([[.9, .1, .3], [.5, .5, .1], [.2, .1, .7]]))
+    right, tied = verdicts(margins(torch.tensor([[.9, .1, .3], [.5, .5, .1], [.2, .1, .7]])))
     assert right.tolist() == [True, False, False] and tied.tolist() == [False, True, False]
 
 
@@ -244,3 +297,238 @@ def test_a_run_is_a_plain_name(tmp_path, run):
 
 def test_batches_hold_something(model):
     with pytest.raises(CSClipError, match='batch_size is 0; expected 1 or more'): Embedder(model, 0)
+
+
+# More than one picture or right text, what a score is worth, two runs, leakage, the disk -------------------------------------------------
+
+def unit(*rows): return torch.nn.functional.normalize(torch.tensor(rows, dtype=torch.float32), dim=-1)
+
+
+def test_two_captions_and_a_negative_by_hand():
+    scores = torch.tensor([[.9, .8, .7], [.9, .6, .7], [.7, .9, .7]])
+    assert [x.tolist() for x in verdicts(margins(scores, right=2))] == [[True, False, False], [False, False, True]]
+    near, far = unit([1, 0], [1, .1], [0, 1]), unit([1, 0], [0, 1], [1, .1])
+    right, tied = verdicts(text_margins(torch.stack([near, far, unit([1, 0], [0, 1], [0, 1])])))
+    assert right.tolist() == [True, False, False] and tied.tolist() == [False, False, False]
+    assert verdicts(text_margins(unit([1, 0], [1, 0], [1, 0])[None]))[1].item()
+
+
+@pytest.mark.parametrize('scores, i2t, t2i', [ # c0_i0, c1_i0 / c0_i1, c1_i1
+    ([[.9, .1], [.2, .8]], True, True), ([[.9, .1], [.95, .99]], True, False), ([[.9, .95], [.2, .99]], False, True),
+    ([[.1, .9], [.8, .2]], False, False), ([[.9, .9], [.2, .99]], False, True)])
+def test_winograd_scores_by_hand(scores, i2t, t2i):
+    s = torch.tensor(scores)
+    pictures, texts = torch.cat([torch.eye(2), torch.zeros(2, 2)], 1), torch.cat([s.T, torch.zeros(2, 2)], 1)  # their products are `s`
+    m = {k: x.item() for k, x in paired_margins(pictures[None], texts[None]).items()}
+    assert (m['i2t'] > 0, m['t2i'] > 0, m['group'] > 0) == (i2t, t2i, i2t and t2i)
+
+
+def test_chance_by_counting():
+    rng = np.random.default_rng(0)
+    for texts, right in ((2, 1), (4, 1), (3, 2), (5, 2)):
+        scores = torch.tensor(rng.random((20_000, texts)))
+        assert verdicts(margins(scores, right))[0].double().mean().item() == pytest.approx(chance(texts, right), abs=.02)
+    found = paired_margins(torch.eye(2)[None].expand(20_000, 2, 2), torch.tensor(rng.random((20_000, 2, 2)), dtype=torch.float32))
+    for k, p in _PAIR_CHANCE.items(): assert (found[k] > 0).double().mean().item() == pytest.approx(p, abs=.02)
+
+
+def test_a_benchmark_of_two_captions(model, images):
+    texts = captions()
+    items = [Choice(str(i), 'ab'[i % 2], f'{i % 8}.png', tuple(texts[(7*i + k) % 72] for k in (0, 11, 23)), right=2) for i in range(40)]
+    result = evaluate(model, Benchmark('plus', items, images, {'a': 20, 'b': 21}))
+    itt, tot, store = [], [], ImageStore(images)
+    with torch.inference_mode():
+        for c in items:
+            v, (p, q, n) = model.encode_image(model.preprocess(store.open(c.image))[None])[0], model.encode_text(model.tokenize(c.texts))
+            itt.append(bool(v @ p > v @ n and v @ q > v @ n))
+            tot.append(bool(p @ q > p @ n and p @ q > q @ n))
+    assert result['subsets']['a']['accuracy'] == pytest.approx(np.mean(itt[::2]), abs=1e-6)
+    assert result['subsets']['b']['tot'] == pytest.approx(np.mean(tot[1::2]), abs=1e-6)
+    assert ''.join(result['verdicts']['itt']) == ''.join('01'[x] for x in itt) and ''.join(result['verdicts']['tot']) == ''.join('01'[x] for x in tot)
+    assert result['incomplete'] == ['b: 20 of 21'] and 'INCOMPLETE (b: 20 of 21)' in headline(result)
+    assert result['metrics']['chance'] == pytest.approx(1/3, abs=1e-6)
+
+
+def test_two_pictures_two_texts(model, images):
+    texts = captions()
+    items = [Choice(str(i), 'pairs', f'{i % 8}.png', (texts[i], texts[i + 1]), group='ab'[i % 2], others=(f'{(i + 3) % 8}.png',)) for i in range(30)]
+    result, store = evaluate(model, Benchmark('pairs', items, images, dict.fromkeys(('i2t', 't2i', 'group'), 30), 'paired')), ImageStore(images)
+    with torch.inference_mode():
+        s = [(torch.cat([model.encode_image(model.preprocess(store.open(n))[None]) for n in (c.image, *c.others)])
+              @ model.encode_text(model.tokenize(c.texts)).T).tolist() for c in items]
+    i2t = [a > b and d > c for (a, b), (c, d) in s]
+    t2i = [a > c and d > b for (a, b), (c, d) in s]
+    for k, right in (('i2t', i2t), ('t2i', t2i), ('group', [x and y for x, y in zip(i2t, t2i)])):
+        assert result['subsets'][k]['accuracy'] == result['metrics'][k] == pytest.approx(np.mean(right), abs=1e-6)
+    assert result['avg'] == result['metrics']['group'] == result['metrics']['micro'] and result['complete']
+    gone = [items[0]._replace(others=('gone.png',)), *items[1:]]
+    result = evaluate(model, Benchmark('pairs', gone, images, dict.fromkeys(('i2t', 't2i', 'group'), 30), 'paired'), missing='skip')
+    assert result['verdicts']['group'][0][0] == '-' and result['incomplete'] == [f'{k}: 29 of 30' for k in ('i2t', 't2i', 'group')]
+
+
+def test_items_with_different_numbers_of_texts(model, images):
+    items = choices(20)
+    longer = [c._replace(id=f'long {c.id}', texts=(*c.texts, *captions()[-3:])) for c in items]
+    both, store = evaluate(model, benchmark(images, [*items, *longer])), ImageStore(images)
+    assert ''.join(both['verdicts']['i2t'])[:20] == ''.join(evaluate(model, benchmark(images, items))['verdicts']['i2t'])
+    with torch.inference_mode():
+        for c, said in zip(longer, ''.join(both['verdicts']['i2t'])[20:]):
+            s = model.encode_image(model.preprocess(store.open(c.image))[None]) @ model.encode_text(model.tokenize(c.texts)).T
+            assert (said == '1') == (s.argmax().item() == 0)
+    assert both['subsets']['a']['chance'] == pytest.approx((1/2 + 1/5)/2)
+
+
+def test_zero_shot_averages_prompts(model, images, tmp_path):
+    names = 'cat', 'dog', 'mug'
+    with zipfile.ZipFile(images) as z:
+        for i, name in enumerate(z.namelist()):
+            (folder := tmp_path/names[i % 3]).mkdir(exist_ok=True)
+            (folder/name).write_bytes(z.read(name))
+    (tmp_path/'templates.txt').write_text('a red {}\na {} next to a cup\n')
+    result = evaluate(model, b := zero_shot(tmp_path))
+    with torch.inference_mode():
+        classes = torch.stack([torch.nn.functional.normalize(model.encode_text(model.tokenize([f'a red {c}', f'a {c} next to a cup'])).mean(0), dim=0)
+                               for c in names])
+        best = [(model.encode_image(model.preprocess(ImageStore(tmp_path).open(c.image))[None]) @ classes.T).argmax().item() for c in b.choices]
+    right = np.array([names[i] == c.group for i, c in zip(best, b.choices)])
+    assert result['metrics']['acc1'] == result['avg'] == pytest.approx(right.mean(), abs=1e-6) and result['metrics']['acc5'] == 1
+    assert result['metrics']['macro'] == pytest.approx(np.mean([right[[c.group == g for c in b.choices]].mean() for g in names]), abs=1e-6)
+
+
+def test_the_blind_reader_adds_masked_log_probabilities(bert_mlm, model, images, tmp_path):
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+    tokenizer, mlm = AutoTokenizer.from_pretrained(bert_mlm), AutoModelForMaskedLM.from_pretrained(bert_mlm).eval()
+    texts = ['a red dog', 'a dog next to a man', 'the cats is holding']
+    expected = []
+    for text in texts:
+        ids, total = tokenizer(text, return_tensors='pt').input_ids, 0
+        for place in range(1, ids.shape[1] - 1):
+            masked = ids.clone()
+            masked[0, place] = tokenizer.mask_token_id
+            with torch.inference_mode(): total += mlm(input_ids=masked).logits[0, place].log_softmax(-1)[ids[0, place]].item()
+        expected.append(total)
+    reader = BlindReader(bert_mlm, batch_size=3, cache=tmp_path)
+    assert reader(texts + texts[:1]) == pytest.approx(expected + expected[:1], abs=1e-4)
+    again = BlindReader(bert_mlm, cache=tmp_path)
+    again._read = None  # what is on disk is not read again
+    assert again(texts).tolist() == reader(texts).tolist()
+    items = [Choice(str(i), 'a', f'{i}.png', (texts[i], texts[(i + 1) % 3])) for i in range(3)]
+    result = evaluate(model, Benchmark('toy', items, images, {'a': 3}), blind=reader)
+    assert result['subsets']['a']['blind'] == pytest.approx(np.mean([expected[i] > expected[(i + 1) % 3] for i in range(3)]), abs=1e-6)
+    assert result['provenance']['blind'] == reader.digest and 'blind' in headline(result)
+
+
+def test_what_is_the_same_bag():
+    assert same_bag('A red cat and a blue dog.', 'a blue cat and a red dog') and not same_bag('a cat on a dog', 'a cat on the dog')
+    assert not same_bag('a a cat', 'a cat')
+
+
+def test_the_difference_of_two_runs(model, images, tmp_path):
+    other, items = load(tiny_clip(tmp_path, seed=1)), choices(200)
+    b = benchmark(images, items)
+    x, y = evaluate(model, b), evaluate(other, b)
+    found = paired_difference(x, y, b)['i2t']
+    right = [np.array(one_at_a_time(m, ImageStore(images), items)).astype(int) for m in (model, other)]
+    assert found['all']['difference'] == pytest.approx((right[0] - right[1]).mean(), abs=1e-6) == pytest.approx(x['avg'] - y['avg'], abs=2e-6)
+    assert (found['all']['only_a'], found['all']['only_b']) == (int((right[0] > right[1]).sum()), int((right[0] < right[1]).sum()))
+    assert found['a']['n'] == 100 and found['all']['interval'][0] <= found['all']['difference'] <= found['all']['interval'][1]
+    assert paired_difference(x, x, b)['i2t']['all'] == {'difference': 0, 'interval': [0, 0], 'n': 200, 'only_a': 0, 'only_b': 0}
+    fewer = evaluate(other, benchmark(images, items[:-2]))
+    with pytest.raises(CSClipError, match='measured on other data than this toy'): paired_difference(x, fewer, b)
+
+
+def test_the_difference_of_two_runs_in_retrieval(model, images, tmp_path):
+    texts, n = captions(), iter(range(99))
+    said = [[{'raw': texts[3*i + k], 'sentid': next(n)} for k in range(1 + i % 3)] for i in range(8)]
+    entries = [{'filename': f'{i}.png', 'split': 'test', 'sentences': s} for i, s in enumerate(said)]
+    write_json(tmp_path/'k.json', {'images': entries})
+    b, other = retrieval(tmp_path/'k.json', 'test', images), load(tiny_clip(tmp_path, seed=1))
+    x, y = evaluate(model, b), evaluate(other, b)
+    found = paired_difference(x, y, b)
+    for d in ('i2t', 't2i'):
+        assert found[d]['all']['difference'] == pytest.approx(x['metrics'][f'{d}_r1'] - y['metrics'][f'{d}_r1'], abs=2e-6)
+    assert found['t2i']['all']['n'] == sum(len(e['sentences']) for e in entries)
+    assert x['definition'][0].startswith('split test: 8 pictures, 15 captions') and 'recall@k' in headline(x)
+
+
+def test_overlap_with_training(images, tmp_path):
+    names = ['000000000007.png', '000000000008.png', '9.png']
+    for name, color in zip(names, ('red', 'blue', 'lime')): (tmp_path/name).write_bytes(png(color))
+    train = tmp_path/'train'
+    train.mkdir()
+    (train/'COCO_val2014_000000000007.png').write_bytes(png('pink'))  # a number alone
+    Image.new('RGB', (32, 32), 'lime').save(train/'x.bmp')  # the same pixels under another name and in another format
+    records = Records([Record('COCO_val2014_000000000007.png', ('A red cat!', 'a cup'), (0, 1)), Record('x.bmp', ('a mug',), (2,)),
+                       Record('gone.png', ('-',), (3,))])
+    items = [Choice(str(i), 'ab'[i % 2], name, (text, 'a cup')) for i, (name, text) in enumerate(zip(names, ('a red  cat', 'a dog', 'a hat')))]
+    found = overlap(records, Benchmark('toy', items, tmp_path, {'a': 2, 'b': 1}), train)
+    assert found['pictures'] == {'n': 3, 'by_id': 1, 'by_content': 1, 'unreadable': 1} and found['captions'] == {'n': 3, 'shared': 1}
+    assert found['items'] == {'a': {'n': 2, 'by_id': 1, 'by_content': 1, 'caption': 1}, 'b': {'n': 1, 'by_id': 0, 'by_content': 0, 'caption': 0}}
+    assert overlap(records, Benchmark('toy', items, tmp_path, {'a': 2, 'b': 1}))['pictures']['by_content'] is None
+
+
+def test_embeddings_on_disk(model, images, tmp_path):
+    items = choices(40, box=(2, 2, 30, 60))
+    first = evaluate(Embedder(model, 7, cache=tmp_path), benchmark(images, items))
+    counting = Counting(model)
+    again = evaluate(Embedder(counting, 7, cache=tmp_path), benchmark(images, items))
+    assert again == first == evaluate(Embedder(model, 7), benchmark(images, items)) and first['provenance']['counts']['boxes_clipped'] == 8
+    assert counting.pictures == counting.sentences == 0
+    other = load(tiny_clip(tmp_path/'other', seed=1))
+    assert evaluate(Embedder(other, 7, cache=tmp_path), benchmark(images, items)) == evaluate(Embedder(other, 7), benchmark(images, items))
+
+
+def test_a_killed_run_goes_on_where_it_was(model, images, tmp_path):
+    class Killed(Counting):
+        def encode_text(self, x):
+            if self.sentences >= 20: raise KeyboardInterrupt
+            return super().encode_text(x)
+    items = choices(60)
+    with pytest.raises(KeyboardInterrupt): evaluate(Embedder(Killed(model), 5, cache=tmp_path), benchmark(images, items))
+    torn = next(tmp_path.rglob('*.npz'))
+    torn.write_bytes(torn.read_bytes()[:40])
+    counting = Counting(model)
+    result = evaluate(Embedder(counting, 5, cache=tmp_path), benchmark(images, items))
+    distinct = len({t for c in items for t in c.texts})
+    assert 0 < counting.sentences + counting.pictures <= distinct - 20 + 8 and result == evaluate(Embedder(model, 5), benchmark(images, items))
+
+
+def test_another_picture_of_the_same_name_is_embedded_anew(model, tmp_path):
+    (tmp_path/'1.png').write_bytes(png('red'))
+    first = Embedder(model, cache=tmp_path/'cache').images(tmp_path, [('1.png', None)])['1.png', None]
+    (tmp_path/'1.png').write_bytes(png('blue'))
+    assert not torch.equal(first, Embedder(model, cache=tmp_path/'cache').images(tmp_path, [('1.png', None)])['1.png', None])
+
+
+def test_a_result_never_replaces_another_models(model, images, tmp_path):
+    other = load(tiny_clip(tmp_path/'m', seed=1))
+    path = result_file(tmp_path, evaluate(model, benchmark(images)), 'sg-0', 'toy')
+    theirs = evaluate(other, benchmark(images))
+    with pytest.raises(CSClipError, match='toy.json: holds the result of another model'): result_file(tmp_path, theirs, 'sg-0', 'toy')
+    assert read_json(path)['provenance']['model'] == model.digest
+    assert read_json(result_file(tmp_path, theirs, 'sg-0', 'toy', replace=True))['provenance']['model'] == other.digest
+
+
+# Pictures as they come -------------------------------------------------------------------------------------------------------------------
+
+def odd_pictures(folder):
+    "One picture, told in every way a file may hold it."
+    pixels = np.zeros((24, 40, 3), np.uint8)
+    pixels[:, :20], pixels[:, 20:] = 200, 40
+    plain = Image.fromarray(pixels)
+    plain.save(folder/'plain.png')
+    plain.convert('CMYK').save(folder/'cmyk.tif')
+    plain.quantize(4).save(folder/'palette.png')
+    Image.fromarray(pixels[..., 0].astype(np.uint16)*257).save(folder/'deep.png')
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    plain.transpose(Image.Transpose.ROTATE_90).save(folder/'turned.png', exif=exif)
+    plain.save(folder/'moving.gif', save_all=True, append_images=[Image.new('RGB', plain.size, 'red')])
+
+
+@pytest.mark.parametrize('name', ['cmyk.tif', 'palette.png', 'deep.png', 'turned.png', 'moving.gif'])
+def test_however_a_picture_is_stored_it_is_embedded_alike(model, tmp_path, name):
+    odd_pictures(tmp_path)
+    Image.new('RGB', (40, 24), 'white').save(tmp_path/'white.png')
+    plain, odd, white = Embedder(model).images(tmp_path, [(n, None) for n in ('plain.png', name, 'white.png')]).values()
+    assert (plain - odd).norm() < .05*(plain - white).norm()
