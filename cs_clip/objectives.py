@@ -218,8 +218,8 @@ class UnitSupervision(Objective):
         own, caption, same = image[batch.rows['image']], text[batch.rows['text']], batch.same_image()
         if hard := rows('shuffled') + rows('sentence'):
             hard = torch.cat(hard)
-            parts = {'global': negclip(own, caption, text[hard], logit_scale, hard >= 0, same)}
-        else: parts = {'global': info_nce(own, caption, logit_scale, same, symmetric=True)}
+            parts = {'negclip': negclip(own, caption, text[hard], logit_scale, hard >= 0, same)}
+        else: parts = {'info_nce': info_nce(own, caption, logit_scale, same, symmetric=True)}
         if not self.lambda_u: return parts
         unit, foil = torch.stack(rows('unit')), torch.stack(rows('foil')) if self.foils == 'unit' else None
         loss = unit_loss(own, text[unit], None if foil is None else text[foil], logit_scale, unit >= 0, None if foil is None else foil >= 0,

@@ -176,7 +176,7 @@ def test_unit_losses_are_those_of_the_paper():
     batch = units.sample([0, 1, 2, 3, 4, 0], RNG())
     parts = units.losses(embed(batch.images), embed(batch.texts), z, batch)
     image, text, shuffled = (embed([t or '' for t in plain(batch, role)]) for role in ('image', 'text', 'shuffled'))
-    assert torch.allclose(parts['global'], negclip(image, text, shuffled, z, torch.tensor([t is not None for t in plain(batch, 'shuffled')]), batch.same_image()))
+    assert torch.allclose(parts['negclip'], negclip(image, text, shuffled, z, torch.tensor([t is not None for t in plain(batch, 'shuffled')]), batch.same_image()))
     stacked = {role: [plain(batch, f'{role} {k}') for k in range(2)] for role in ('unit', 'foil')}
     has = {role: torch.tensor([[t is not None for t in slot] for slot in slots]) for role, slots in stacked.items()}
     assert not has['unit'].all() and not has['foil'].eq(has['unit']).all()
@@ -195,15 +195,15 @@ def test_ablations_change_what_they_name_and_draw_alike():
     full, parts = run()
     bare, bare_parts = run(foils='none')
     assert [plain(full, f'unit {k}') for k in range(2)] == [plain(bare, f'unit {k}') for k in range(2)] and 'foil 0' not in bare.rows
-    assert bare_parts['unit'] < parts['unit'] and bare_parts['global'] == parts['global']
+    assert bare_parts['unit'] < parts['unit'] and bare_parts['negclip'] == parts['negclip']
     clip, clip_parts = run(global_negatives=False, lambda_u=0)
     assert list(clip.rows) == ['image', 'text'] and clip.texts == ['c00', 'c10', 'c30']
-    assert torch.allclose(clip_parts['global'], info_nce(embed(clip.images), embed(clip.texts), z, symmetric=True))
+    assert torch.allclose(clip_parts['info_nce'], info_nce(embed(clip.images), embed(clip.texts), z, symmetric=True))
     placed, placed_parts = run(foils='sentence', lambda_u=0)
     sentences = plain(placed, 'sentence 0') + plain(placed, 'sentence 1')
     hard = plain(placed, 'shuffled') + sentences
     expected = negclip(embed(clip.images), embed(clip.texts), embed([t or '' for t in hard]), z, torch.tensor([t is not None for t in hard]))
-    assert list(placed_parts) == ['global'] and torch.allclose(placed_parts['global'], expected) and any(sentences)
+    assert list(placed_parts) == ['negclip'] and torch.allclose(placed_parts['negclip'], expected) and any(sentences)
     with pytest.raises(CSClipError, match='unit, sentence, none'): UnitSupervision(records, foils='both')
 
 
