@@ -9,7 +9,7 @@ __all__ = ['NOUNS', 'NOUN', 'COLOURS', 'PIXELS', 'SIZES', 'UNSAID', 'ADJECTIVES'
            'compose', 'scene_at', 'draw', 'Style', 'article', 'say', 'pairs', 'describe', 'foil', 'balanced',
            'blind_accuracy', 'sugar_crepe_items', 'scene_at_cached', 'aro_items', 'aro_text', 'captions_at',
            'picture_name', 'picture_bytes', 'write_world', 'infer', 'inference_pairs', 'half_truth', 'half_truth_texts',
-           'half_truth_items', 'write_half_truths']
+           'half_truth_items', 'write_world_half_truths']
 
 # %% ../nbs/01_icon_world.ipynb #cae7729d
 import io, json, zipfile
@@ -714,7 +714,7 @@ def half_truth_items(
     return balanced(candidates(), n)
 
 # %% ../nbs/01_icon_world.ipynb #32214545
-def write_half_truths(
+def write_world_half_truths(
     out:str|Path, # the world's folder
     seed:int=0,
     pictures:int=2_000, # of the test split
