@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['NOUNS', 'NOUN', 'COLOURS', 'PIXELS', 'SIZES', 'UNSAID', 'ADJECTIVES', 'NUMBERS', 'RELATIONS', 'PASSIVE', 'CONVERSE',
            'BACKGROUNDS', 'TEXTURES', 'LAYOUTS', 'SPLITS', 'ALT_TEXT', 'KINDS', 'LABELS', 'IMPLIED', 'OPEN',
-           'TEMPLATES', 'Noun', 'plural', 'Thing', 'Scene', 'union', 'square_around', 'relates', 'Mention', 'Statement',
-           'holds', 'compose', 'scene_at', 'draw', 'Style', 'article', 'say', 'pairs', 'describe', 'foil', 'balanced',
-           'blind_accuracy', 'sugar_crepe_items', 'scene_at_cached', 'aro_items', 'aro_text', 'captions_at',
+           'TEMPLATES', 'ADDED', 'Noun', 'plural', 'Thing', 'Scene', 'union', 'square_around', 'relates', 'Mention',
+           'Statement', 'holds', 'compose', 'scene_at', 'draw', 'Style', 'article', 'say', 'pairs', 'describe', 'foil',
+           'balanced', 'blind_accuracy', 'sugar_crepe_items', 'scene_at_cached', 'aro_items', 'aro_text', 'captions_at',
            'picture_name', 'picture_bytes', 'write_world', 'infer', 'inference_pairs', 'sugar_crepe_pp_rows',
-           'scene_graph', 'gqa_questions', 'class_scene', 'write_benchmarks']
+           'scene_graph', 'gqa_questions', 'class_scene', 'write_benchmarks', 'half_truth', 'half_truth_texts',
+           'half_truth_items', 'write_world_half_truths']
 
 # %% ../nbs/01_icon_world.ipynb #cae7729d
 import io, json, zipfile
@@ -775,3 +776,63 @@ def write_benchmarks(
     for folder, name in (('scpp', 'sugar_crepe_pp'), ('gqa', 'gqa'), ('zero_shot', 'zero_shot')):
         write_json(out/folder/'expected.json', {name: expected[name]})
     return expected
+
+# %% ../nbs/01_icon_world.ipynb #ae71cc0f
+ADDED = {'object': 'entity', 'attribute': 'entity', 'predicate': 'relation', 'swap': 'relation'} # change of a half-truth -> what it adds
+
+def half_truth(
+    scene:Scene,
+    change:str, # of `ADDED`
+    rng:np.random.Generator,
+) -> tuple|None: # the statements of the refinement and of the half-truth; the first mention of the refinement is the anchor
+    "Something true of two things, and the same with one edit beyond the first that makes it false; `None` where what is drawn allows none."
+    claim = describe(scene, rng, relation=float(ADDED[change] == 'relation'), colour=.6, size=.3)
+    if len(claim.mentions) < 2 or bool(claim.relation) != (ADDED[change] == 'relation'): return None
+    claim = replace(claim, mentions=claim.mentions[:2])
+    if change == 'swap':
+        wrong = replace(claim, mentions=claim.mentions[::-1])
+        return None if holds(scene, wrong, loose=True) else (claim, wrong)
+    wrong = foil(scene, claim, {'object': 'replace_obj', 'attribute': 'replace_att', 'predicate': 'replace_rel'}[change], rng)
+    if wrong is None or wrong.mentions[0] != claim.mentions[0]: return None
+    added_is_true = not wrong.relation and holds(scene, Statement(wrong.mentions[1:]), loose=True)
+    return None if added_is_true else (claim, wrong)
+
+# %% ../nbs/01_icon_world.ipynb #c5bd3d76
+def half_truth_texts(claim:Statement, wrong:Statement, style:Style) -> tuple|None: # anchor, refinement, half-truth
+    "The three texts in one style; `None` where the two relations cannot be said with as many words."
+    def text(statement, said): return f' {said} '.join(_phrase(m, style, '') for m in statement.mentions)
+    said = style.pick(RELATIONS[claim.relation], 'relation') if claim.relation else 'and'
+    ways = [said] if wrong.relation == claim.relation else [w for w in RELATIONS[wrong.relation] if len(w.split()) == len(said.split())]
+    return (_phrase(claim.mentions[0], style, ''), text(claim, said), text(wrong, style.pick(ways, 'relation'))) if ways else None
+
+# %% ../nbs/01_icon_world.ipynb #058bfbe3
+def half_truth_items(
+    seed:int, pictures:int, # of the test split
+    change:str, # of `ADDED`
+    n:int,
+) -> list: # of (picture's index, refinement's statement, half-truth's statement, anchor, refinement, half-truth)
+    "`n` half-truths of one change over the test pictures, balanced against blind readers. A pure function of its arguments."
+    rng = np.random.default_rng([seed, 104, list(ADDED).index(change)])
+    def candidates():
+        while True:
+            index = int(rng.integers(pictures))
+            made = half_truth(scene_at_cached(seed, 'test', index), change, rng)
+            texts = made and half_truth_texts(*made, Style(rng))
+            if texts: yield (index, *made, *texts), *texts[1:]
+    return balanced(candidates(), n)
+
+# %% ../nbs/01_icon_world.ipynb #32214545
+def write_world_half_truths(
+    out:str|Path, # the world's folder
+    seed:int=0,
+    pictures:int=2_000, # of the test split
+    n:int=400, # half-truths of each change
+) -> dict: # how many there are of each change
+    "Write `half_truth.jsonl`, a row a half-truth: image, anchor, truthful, half_truth, addition, change, source."
+    with atomic_write(Path(out)/'half_truth.jsonl') as part, open(part, 'w', encoding='utf-8', newline='\n') as f:
+        for change in tqdm(ADDED, desc='half-truths', unit='change', disable=None):
+            for index, _, _, anchor, truthful, wrong in half_truth_items(seed, pictures, change, n):
+                row = {'image': f'test/{picture_name("test", index)}', 'anchor': anchor, 'truthful': truthful, 'half_truth': wrong,
+                       'addition': ADDED[change], 'change': change, 'source': 'IconWorld'}
+                f.write(json.dumps(row) + '\n')
+    return dict.fromkeys(ADDED, n)

@@ -1,10 +1,10 @@
 import zlib
 from collections import Counter
 import numpy as np, pytest, torch, torch.nn.functional as F
-from cs_clip.data import Foil, Record, Records
+from cs_clip.data import Foil, Record, Records, Unit, UnitFoil
 from cs_clip.files import CSClipError
-from cs_clip.losses import hinge, info_nce, negclip
-from cs_clip.objectives import ClipFT, NegCLIP, SceneGraphs, nearest, objective_class, unique_batch
+from cs_clip.losses import hinge, info_nce, negclip, unit_loss
+from cs_clip.objectives import ClipFT, NegCLIP, SceneGraphs, UnitSupervision, nearest, objective_class, unique_batch
 from tiny_clip import tiny_records
 
 RNG = lambda: np.random.default_rng(0)
@@ -13,7 +13,7 @@ def embed(texts):
     "An embedding that depends on the text alone."
     return F.normalize(torch.stack([torch.randn(6, generator=torch.Generator().manual_seed(zlib.crc32(t.encode()))) for t in texts]), dim=-1)
 
-def plain(batch, role): return [(batch.images if role == 'image' else batch.texts)[i] for i in batch.rows[role]]
+def plain(batch, role): return [(batch.images if role == 'image' else batch.texts)[i] if i >= 0 else None for i in batch.rows[role]]
 
 
 def test_sg_and_clip_ft_see_the_same_images_and_captions():
@@ -64,12 +64,13 @@ def test_negclip_doubles_the_batch_with_near_images_and_masks_what_is_missing():
     assert len(images) == 6 and images[:3] == ['train/0.png', 'train/1.png', 'train/4.png']
     for item, hard in zip(items, images[3:]): assert hard in [records[j].image for j in near[item//2].tolist()]
     by_name = {r.image: r for r in records}
-    for image, caption, shuffled, has in zip(images, plain(batch, 'text'), plain(batch, 'shuffled'), batch.has.tolist()):
+    for image, caption, shuffled, has in zip(images, plain(batch, 'text'), plain(batch, 'shuffled'), (batch.rows['shuffled'] >= 0).tolist()):
         c = by_name[image].captions.index(caption)
         assert has == (by_name[image].shuffled[c] is not None)
         if has: assert shuffled == by_name[image].shuffled[c]
     parts = neg.losses(embed(batch.images), embed(batch.texts), torch.tensor(1.), batch)
-    expected = negclip(*(embed(plain(batch, role)) for role in ('image', 'text', 'shuffled')), torch.tensor(1.), batch.has, batch.same_image())
+    has = batch.rows['shuffled'] >= 0
+    expected = negclip(*(embed([t or '' for t in plain(batch, role)]) for role in ('image', 'text', 'shuffled')), torch.tensor(1.), has, batch.same_image())
     assert torch.allclose(parts['negclip'], expected)
 
 
@@ -98,7 +99,7 @@ def test_records_without_supervision_give_clip_ft_each_caption_once():
 
 
 def test_unknown_methods_are_listed():
-    with pytest.raises(CSClipError, match='clip_ft, negclip, sg'): objective_class('clip-ft')
+    with pytest.raises(CSClipError, match='clip_ft, negclip, sg, units'): objective_class('clip-ft')
 
 
 def test_parameters_name_the_methods_own():
@@ -110,3 +111,105 @@ def test_unique_batch_keeps_roles():
     batch = unique_batch(['a', 'b', 'a'], text=['x', 'y', 'x'], negative=['y', 'z', 'z'])
     assert (batch.images, batch.texts) == (['a', 'b'], ['x', 'y', 'z'])
     assert batch.rows['negative'].tolist() == [1, 2, 2]
+
+
+def test_a_text_that_is_missing_has_no_row():
+    batch = unique_batch(['a', 'b'], text=['x', 'y'], shuffled=[None, 'z'])
+    assert batch.texts == ['x', 'y', 'z'] and batch.rows['shuffled'].tolist() == [-1, 2]
+
+
+def unit_records():
+    "Captions with both kinds of unit, with entities alone, with units without foils, and with no unit; two captions of one image."
+    def entity(name, foil=True): return Unit('entity', name, (UnitFoil('object', f'not {name}', f'a not {name}'),) if foil else ())
+    def relation(a, b): return Unit('relation', f'{a} on {b}', tuple(UnitFoil(c, f'{a} {c} {b}', f'a {a} {c} a {b}') for c in ('predicate', 'swap')), (0, 1))
+    def record(i, *units): return Record(f'{i}.png', tuple(f'c{i}{k}' for k in range(len(units))), tuple(10*i + k for k in range(len(units))),
+                                         ((),)*len(units), (None, f's{i}')[:len(units)], units)
+    both = entity('cat'), entity('mug'), entity('dog', False), relation('cat', 'mug'), relation('cat', 'dog')
+    return Records([record(0, both, (entity('cat'), entity('mug'))), record(1, (entity('dog', False),)), record(2, ()), record(3, (entity('cat'),))])
+
+def drawn(objective, n=400, **at):
+    rng, units = RNG(), objective.records[0].units[0]
+    return [d for _ in range(n) for d in objective.draw(at.get('units', units), rng)]
+
+
+def test_units_and_foils_are_one_captions_and_one_edit_apart():
+    records = unit_records()
+    texts = {u.text: {f.text: f.sentence for f in u.foils} for u in records[0].units[0]}
+    for unit, foil, sentence in drawn(UnitSupervision(records)):
+        parts = unit.split(' and ')
+        assert 1 <= len(parts) <= 2 and len(set(parts)) == len(parts) and all(p in texts for p in parts)
+        others = foil.split(' and ')
+        changed = [(a, b) for a, b in zip(parts, others, strict=True) if a != b]
+        assert len(changed) == 1 and texts[changed[0][0]][changed[0][1]] == sentence
+        if ' on ' in unit: assert len(parts) == 1
+
+
+def test_conjunctions_keep_their_order_and_come_in_every_order():
+    pairs = {(u, f) for u, f, _ in drawn(UnitSupervision(unit_records(), p_rel=0)) if ' and ' in u}
+    assert {('cat and mug', 'not cat and mug'), ('cat and mug', 'cat and not mug'), ('mug and cat', 'not mug and cat')} < pairs
+    assert all(' and ' not in u for u, *_ in drawn(UnitSupervision(unit_records(), max_conjunction=1)))
+    assert max(len(u.split(' and ')) for u, *_ in drawn(UnitSupervision(unit_records(), p_rel=0, max_conjunction=5))) == 3
+
+
+@pytest.mark.parametrize('p_rel', [0., .3, 1.])
+def test_relations_come_as_often_as_asked(p_rel):
+    found = [' on ' in u for u, *_ in drawn(UnitSupervision(unit_records(), n_units=1, p_rel=p_rel), 2000)]
+    assert abs(np.mean(found) - p_rel) < .03
+
+
+def test_a_kind_that_is_not_wanted_is_not_put_in_its_place():
+    records = unit_records()
+    assert drawn(UnitSupervision(records, p_rel=1.), 1, units=records[0].units[1]) == [(None,)*3]*2
+    assert all(u for u, *_ in drawn(UnitSupervision(records, p_rel=.99), 5, units=records[0].units[1]))
+
+
+def test_slots_hold_different_units_and_stay_empty_when_there_are_no_more():
+    for a, b in zip(*[iter(drawn(UnitSupervision(unit_records(), max_conjunction=1)))]*2): assert a[0] != b[0]
+    units = UnitSupervision(unit_records())
+    assert drawn(units, 1, units=units.records[1].units[0]) == [('dog', None, None), (None,)*3]
+    assert drawn(units, 1, units=()) == [(None,)*3]*2
+
+
+def test_unit_losses_are_those_of_the_paper():
+    units, z = UnitSupervision(unit_records(), lambda_u=.7), torch.tensor(1.)
+    assert len(units.items) == 5
+    batch = units.sample([0, 1, 2, 3, 4, 0], RNG())
+    parts = units.losses(embed(batch.images), embed(batch.texts), z, batch)
+    image, text, shuffled = (embed([t or '' for t in plain(batch, role)]) for role in ('image', 'text', 'shuffled'))
+    assert torch.allclose(parts['negclip'], negclip(image, text, shuffled, z, torch.tensor([t is not None for t in plain(batch, 'shuffled')]), batch.same_image()))
+    stacked = {role: [plain(batch, f'{role} {k}') for k in range(2)] for role in ('unit', 'foil')}
+    has = {role: torch.tensor([[t is not None for t in slot] for slot in slots]) for role, slots in stacked.items()}
+    assert not has['unit'].all() and not has['foil'].eq(has['unit']).all()
+    vectors = {role: torch.stack([embed([t or '' for t in slot]) for slot in slots]) for role, slots in stacked.items()}
+    same = torch.tensor([[[a == b or x == y for b, y in zip(slot, plain(batch, 'image'))] for a, x in zip(slot, plain(batch, 'image'))]
+                         for slot in stacked['unit']])
+    assert same.sum() > batch.same_image().sum()*2 # 'cat' is said of two images
+    assert torch.allclose(parts['unit'], .7*unit_loss(image, vectors['unit'], vectors['foil'], z, has['unit'], has['foil'], same))
+
+
+def test_ablations_change_what_they_name_and_draw_alike():
+    records, z, items = unit_records(), torch.tensor(1.), [0, 2, 4]
+    def run(**kw):
+        batch = (units := UnitSupervision(records, **kw)).sample(items, RNG())
+        return batch, units.losses(embed(batch.images), embed(batch.texts), z, batch)
+    full, parts = run()
+    bare, bare_parts = run(foils='none')
+    assert [plain(full, f'unit {k}') for k in range(2)] == [plain(bare, f'unit {k}') for k in range(2)] and 'foil 0' not in bare.rows
+    assert bare_parts['unit'] < parts['unit'] and bare_parts['negclip'] == parts['negclip']
+    clip, clip_parts = run(global_negatives=False, lambda_u=0)
+    assert list(clip.rows) == ['image', 'text'] and clip.texts == ['c00', 'c10', 'c30']
+    assert torch.allclose(clip_parts['info_nce'], info_nce(embed(clip.images), embed(clip.texts), z, symmetric=True))
+    placed, placed_parts = run(foils='sentence', lambda_u=0)
+    sentences = plain(placed, 'sentence 0') + plain(placed, 'sentence 1')
+    hard = plain(placed, 'shuffled') + sentences
+    expected = negclip(embed(clip.images), embed(clip.texts), embed([t or '' for t in hard]), z, torch.tensor([t is not None for t in hard]))
+    assert list(placed_parts) == ['negclip'] and torch.allclose(placed_parts['negclip'], expected) and any(sentences)
+    with pytest.raises(CSClipError, match='unit, sentence, none'): UnitSupervision(records, foils='both')
+
+
+def test_a_step_of_units_has_finite_gradients_everywhere():
+    units = UnitSupervision(unit_records())
+    batch = units.sample([0, 1, 2, 3, 4], RNG())
+    image, text = (embed(x).requires_grad_() for x in (batch.images, batch.texts))
+    sum(units.losses(image, text, torch.tensor(4.6), batch).values()).backward()
+    assert image.grad.isfinite().all() and text.grad.isfinite().all() and (text.grad.abs().sum(1) > 0).all()

@@ -3,7 +3,7 @@ import io, logging, zipfile
 from pathlib import Path
 import torch
 from PIL import Image
-from cs_clip.data import Foil, Record, Records
+from cs_clip.data import Foil, Record, Records, Unit, UnitFoil
 from cs_clip.models import new_model, tiny_clip_config, word_tokenizer
 from transformers import (AutoTokenizer, Blip2Config, Blip2ForImageTextRetrieval, BlipImageProcessor, CLIPConfig, CLIPImageProcessor, CLIPModel,
                           SiglipConfig, SiglipImageProcessor, SiglipModel)
@@ -65,7 +65,9 @@ def png(color, size=(32, 32)):
 
 
 def tiny_records(n=12):
-    "Records of two captions each, the first with two negatives, the second with one; every third lacks shuffled captions."
+    """Records of two captions each, the first with two negatives, the second with one; every third lacks shuffled captions. The second caption
+    has no relation."""
+    def entity(text, *foils): return Unit('entity', text, tuple(UnitFoil('object', f, f'a {f}') for f in foils))
     records = []
     for i in range(n):
         color, other, thing = COLORS[i % 6], COLORS[(i + 1) % 6], THINGS[i % 3]
@@ -73,7 +75,10 @@ def tiny_records(n=12):
             f'train/{i}.png', (f'a {color} {thing} next to a cup', f'a {thing} next to a {color} cup'), (2*i, 2*i + 1),
             ((Foil('replace_att', f'a {other} {thing} next to a cup'), Foil('replace_rel', f'a {color} {thing} on a cup')),
              (Foil('swap_obj', f'a cup next to a {color} {thing}'),)),
-            (None, None) if i % 3 == 0 else (f'a {color} mug next to a {thing}', f'a cup next to a {color} {thing}')))
+            (None, None) if i % 3 == 0 else (f'a {color} mug next to a {thing}', f'a cup next to a {color} {thing}'),
+            ((entity(f'{color} {thing}', f'{other} {thing}'), entity('cup', 'tree'), Unit('relation', f'{color} {thing} next to cup', (
+                UnitFoil('predicate', f'{color} {thing} on cup', f'a {color} {thing} on a cup'),), (0, 1))),
+             (entity(thing), entity(f'{color} cup', f'{other} cup')))))
     return Records(records)
 
 
