@@ -255,7 +255,7 @@ def _rgb(data:bytes):
     image = Image.open(io.BytesIO(data))
     image.load()
     image = ImageOps.exif_transpose(image)
-    if image.mode.startswith('I'): image = Image.fromarray((np.asarray(image)//257).clip(0, 255).astype(np.uint8))  # `convert` would cut, and all were white
+    if image.mode.startswith('I'): image = Image.fromarray((np.asarray(image)//257).clip(0, 255).astype(np.uint8))  # `convert` would cut: all white
     if image.mode == 'P' and 'transparency' in image.info: image = image.convert('RGBA')
     return image.convert('RGB')
 
