@@ -18,18 +18,8 @@ from cs_clip.generation import HardNegatives, MLMPropose, NLIRank, Verdict
 from cs_clip.parsing import SceneGraphParser
 
 
-def as_released(model):
-    "Without our shortcut: the last layer computes every token again."
-    for part in model.modules(): part.__dict__.pop('forward', None)
-    return model
-
-
 class PlainPropose(MLMPropose):
     "A masked caption at a time, its whole length through the head."
-    def __init__(self, *args, **kw):
-        super().__init__(*args, **kw)
-        as_released(self.model)
-
     @torch.inference_mode()
     def __call__(self, slots):
         found = []
@@ -42,10 +32,6 @@ class PlainPropose(MLMPropose):
 
 class PlainRank(NLIRank):
     "A pair at a time."
-    def __init__(self, *args, **kw):
-        super().__init__(*args, **kw)
-        as_released(self.model)
-
     @torch.inference_mode()
     def __call__(self, pairs):
         verdicts = []
@@ -59,10 +45,6 @@ class PlainRank(NLIRank):
 class BareRank(NLIRank):
     "Measures its own forward passes alone."
     seconds, pairs = 0., 0
-
-    def __init__(self, *args, **kw):
-        super().__init__(*args, **kw)
-        as_released(self.model)
 
     def __call__(self, pairs):
         unique = list(dict.fromkeys(pairs))

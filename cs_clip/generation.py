@@ -9,7 +9,7 @@ __all__ = ['KINDS', 'NO_ELEMENT', 'NO_CANDIDATE', 'NOT_CONTRADICTORY', 'NO_PLACE
            'Filling', 'Considered', 'HardNegatives', 'hard_negatives', 'generate_file']
 
 # %% ../nbs/04_generation.ipynb #0ee31927
-import random, re
+import contextlib, random, re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -332,22 +332,26 @@ def _inputs(
             yield part, batch
 
 # %% ../nbs/04_generation.ipynb #940dc3ee
-class _LastLayer:
-    """A model's last layer, computed at the one token of each text that is read: a classifier reads the first, a masked model its mask. It
-    takes a third of a small model's time. For layers built like BERT's; `of` gives `None` for others, which compute every token."""
-    @classmethod
-    def of(cls, model):
-        layers = getattr(getattr(model.base_model, 'encoder', None), 'layer', None)
-        if layers is None or not hasattr(layers[-1], 'feed_forward_chunk'): return None
-        return cls(layers[-1]) if all(hasattr(layers[-1].attention.self, name) for name in ('query', 'key', 'value')) else None
-
-    def __init__(self, layer): self.layer, self.at, layer.forward = layer, 0, self # `at`: a place, or one for each text [B]
-
-    def __call__(self, hidden, *_, **__): # [B, L, D] -> [B, 1, D]; masks and caches are for other uses
-        attention, read = self.layer.attention.self, hidden[torch.arange(len(hidden)), self.at][:, None]
+@contextlib.contextmanager
+def _last_layer_at(
+    model,
+    at, # the one token of each text that is read: a classifier reads the first, a masked model its mask; a place, or one for each text [B]
+): # yields whether the last hidden state is [B, 1, D], that token's alone
+    """Within, the model's last layer is computed at one token: a third of a small model's time. So for layers built like BERT's; others compute
+    every token."""
+    layers = getattr(getattr(model.base_model, 'encoder', None), 'layer', None)
+    layer = layers[-1] if layers is not None and hasattr(layers[-1], 'feed_forward_chunk') else None
+    if layer is None or not all(hasattr(layer.attention.self, name) for name in ('query', 'key', 'value')):
+        yield False
+        return
+    def forward(hidden, *_, **__): # masks and caches are for other uses
+        attention, read = layer.attention.self, hidden[torch.arange(len(hidden)), at][:, None]
         heads = lambda x, project: project(x).unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(heads(read, attention.query), heads(hidden, attention.key), heads(hidden, attention.value))
-        return self.layer.feed_forward_chunk(self.layer.attention.output(mixed.transpose(1, 2).flatten(2), read))
+        return layer.feed_forward_chunk(layer.attention.output(mixed.transpose(1, 2).flatten(2), read))
+    layer.forward = forward
+    try: yield True
+    finally: del layer.forward
 
 # %% ../nbs/04_generation.ipynb #598c402a
 class MLMPropose:
@@ -365,7 +369,7 @@ class MLMPropose:
         if self.tokenizer.mask_token is None:
             raise CSClipError(f'{name}: its tokenizer has no mask token; expected a masked language model')
         self.model, weights = _model(AutoModelForMaskedLM, name, device, precision)
-        self.last, self.digest = _LastLayer.of(self.model), digest('mlm', k, weights)
+        self.digest = digest('mlm', k, weights)
         whole = self._whole_words()
         if not whole: raise CSClipError(f'{name}: its vocabulary has no whole lower-case words; expected a model of English text')
         self.ids, words = zip(*whole)
@@ -392,10 +396,9 @@ class MLMPropose:
         one = [i for i, e in enumerate(encoded) if e.ids.count(self.tokenizer.mask_token_id) == 1]
         for part, batch in _inputs(self.tokenizer, [encoded[i] for i in one], self.device, self.batch_size):
             rows, columns = (batch['input_ids'] == self.tokenizer.mask_token_id).nonzero(as_tuple=True)
-            if self.last: self.last.at = columns
             if head:
-                hidden = self.model.base_model(**batch).last_hidden_state
-                scores = head(hidden[:, 0] if self.last else hidden[rows, columns])
+                with _last_layer_at(self.model, columns) as alone: hidden = self.model.base_model(**batch).last_hidden_state
+                scores = head(hidden[:, 0] if alone else hidden[rows, columns])
             else: scores = self.model(**batch).logits[rows, columns]
             for place, score in zip(part, scores.float().log_softmax(-1).cpu()): out[one[place]] = score
         return out
@@ -475,14 +478,13 @@ class NLIRank:
             raise CSClipError(f'{name}: its labels are {", ".join(labels)}; expected entailment, neutral and contradiction '
                               '(config.json, id2label)')
         self.order, self.digest = [labels[name] for name in Verdict._fields], digest('nli', weights)
-        _LastLayer.of(self.model)
 
     @torch.inference_mode()
     def __call__(self, pairs:list[tuple[str, str]]) -> list[Verdict]: # of (premise, hypothesis)
         unique = list(dict.fromkeys(pairs))
         encoded, verdicts = _encode(self.tokenizer, self.model, unique), {}
         for part, batch in _inputs(self.tokenizer, encoded, self.device, self.batch_size):
-            p = self.model(**batch).logits.float().softmax(-1)[:, self.order].tolist()
+            with _last_layer_at(self.model, 0): p = self.model(**batch).logits.float().softmax(-1)[:, self.order].tolist()
             verdicts.update((unique[i], Verdict(*(round(x, 4) for x in row))) for i, row in zip(part, p))
         return [verdicts[pair] for pair in pairs]
 

@@ -362,3 +362,17 @@ def test_rows_say_what_made_them(parsed, tmp_path):
     for n in row['negatives']:
         asked = not n['kind'].startswith('swap')
         assert (n['contradiction'] is not None) == (n['neutral'] is not None) == (n['entailment'] is not None) == asked
+
+@torch.inference_mode()
+def test_the_last_layer_alone_gives_what_the_whole_model_gives(mlm, nli):
+    from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
+    text, pairs = 'a dog on a {}', [('a red dog', 'a blue dog'), ('a man riding a horse', 'a man holding a horse and a cat')]
+    tokenizer, whole = AutoTokenizer.from_pretrained(mlm), AutoModelForMaskedLM.from_pretrained(mlm).eval()
+    batch = tokenizer(text.format(tokenizer.mask_token), return_tensors='pt')
+    expected = whole(**batch).logits[0, batch.input_ids[0] == tokenizer.mask_token_id][0].log_softmax(-1)
+    propose, rank = gen.MLMPropose(mlm), gen.NLIRank(nli)
+    assert torch.allclose(propose._log_probabilities([text.format(tokenizer.mask_token)])[0], expected, atol=1e-5)
+    tokenizer, whole = AutoTokenizer.from_pretrained(nli), AutoModelForSequenceClassification.from_pretrained(nli).eval()
+    for pair, verdict in zip(pairs, rank(pairs)):
+        assert verdict == pytest.approx(whole(**tokenizer(*pair, return_tensors='pt')).logits[0].softmax(-1).tolist(), abs=1e-4)
+    for model in propose.model, rank.model: assert not any('forward' in vars(m) for m in model.modules()), 'the shortcut does not outlast the call'
