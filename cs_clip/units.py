@@ -9,7 +9,7 @@ __all__ = ['CHANGES', 'GENERIC', 'TOO_MANY', 'GENERIC_NOUN', 'REPEATED', 'NO_ARG
            'HalfTruth', 'half_truths', 'write_half_truths', 'read_half_truths', 'half_truth_scores', 'shortest_first']
 
 # %% ../nbs/05_units.ipynb #b7554b3c
-import json
+import json, re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +17,6 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
-import re
 
 import pyarrow as pa
 from accelerate import PartialState
@@ -241,8 +240,10 @@ class UnitFoils:
         return CaptionUnits(found, [keep(u, {c: foil(k, c) for c in CHANGES['relation']}) for k, u in enumerate(related)], missing)
 
     def _chosen(self, g, change, k, fillings, text, fault) -> UnitFoil|str:
-        "The foil of the best filling whose text is a good one, or why there is none."
+        """The foil of the best filling whose text is a good one, or why there is none. A word gives way to a word where that can be done ("to
+        the right of", not "above", for "to the left of"): else a foil could be told by its length."""
         good = [[f for f in hole if not fault(text(f))] for hole in fillings]
+        good = [hole for hole in good if hole and ' ' not in hole[0].slot.like] or good
         best = self.engine._best(g.caption, f'{change} {k}', good)
         if isinstance(best, str): return best
         return UnitFoil(change, text(best), best.text, best.candidate.probability, best.verdict and best.verdict.contradiction)

@@ -173,6 +173,15 @@ def test_the_most_contradictory_wins():
     assert foils(nothing, 'object') == {} and nothing.skipped['object', gen.NOT_CONTRADICTORY] == 2
 
 
+def test_a_predicate_keeps_its_length_where_it_can():
+    words = Fake(preposition=['above', 'under'], opposite=['right'], verb=['standing'])
+    for rank in gen.FirstRank(), Likes('above'):
+        assert foils(units(CAR, words, rank), 'predicate') == {'orange car to the left of blue umbrella': 'orange car to the right of blue umbrella'}
+    assert foils(units(parsed('A man next to a horse'), words), 'predicate') == {'man next to horse': 'man above horse'}
+    sitting = foils(units(parsed('A man sitting on a horse'), words, Likes('under')), 'predicate')
+    assert sitting == {'man sitting on horse': 'man sitting under horse'}
+
+
 def test_a_relations_entity_gives_way_to_its_own_foil():
     found = units(RIDER, Fake(noun=['apple']))
     own = {f.text for e in found.entities for f in e.foils}
