@@ -16,7 +16,7 @@ from cs_clip.stage import notebook_parameters, read_section
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ['parse', 'generate', 'train', 'evaluate', 'figures', 'tables']
-ROOMS = ['files', 'icon_world', 'parsing', 'lexicon', 'generation', 'models', 'losses', 'data', 'objectives', 'training', 'benchmarks',
+ROOMS = ['files', 'icon_world', 'parsing', 'lexicon', 'generation', 'units', 'extraction', 'models', 'losses', 'data', 'objectives', 'training', 'benchmarks',
          'evaluation', 'published', 'figures', 'tables', 'stage', 'cli']  # from the ground up
 NOTEBOOKS = sorted((ROOT/'nbs').rglob('[!.]*.ipynb'))
 PIPELINE = yaml.safe_load((ROOT/'dvc.yaml').read_text())['stages']
