@@ -23,7 +23,6 @@ class Batch:
     images:list[str] # unique names
     texts:list[str] # unique
     rows:dict[str, torch.Tensor] # role -> [B] rows of `images` ("image") or of `texts` (all other roles); -1 where an item has no such text
-    has:None=None # unused; `training` still asks for it
 
     def same_image(self) -> torch.Tensor:
         "[B, B] bool: items that show one image."

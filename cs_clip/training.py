@@ -16,7 +16,7 @@ from tqdm import tqdm
 from .data import ImageStore, Pixels, batch_indices, load_supervision, step_rng
 from .files import CSClipError, atomic_write, digest, read_json, write_json, write_text
 from .models import DualEncoder, load
-from .objectives import OBJECTIVES, Objective, objective_class, own_parameters
+from .objectives import FOILS, OBJECTIVES, Objective, objective_class, own_parameters
 
 # %% ../nbs/11_training.ipynb #63e76422
 def learning_rate(
@@ -119,7 +119,6 @@ def _step(wrapped, optimizer, objective, accelerator, batch, pixels, tokens, pre
     with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=precision == 'bf16'): image, text = wrapped(pixels, tokens)
     image, text = _gather(image, len(batch.images), accelerator), _gather(text, len(batch.texts), accelerator)
     batch.rows = {role: rows.to(image.device) for role, rows in batch.rows.items()}
-    batch.has = None if batch.has is None else batch.has.to(image.device)
     parts = objective.losses(image, text, model.logit_scale, batch)
     loss = sum(parts.values())
     optimizer.zero_grad()
@@ -217,9 +216,10 @@ _COUNT, _POSITIVE = ('a whole number above 0', _is_count), ('a number above 0', 
 _NATURAL, _NUMBER = ('a whole number, 0 or more', lambda x: type(x) is int and x >= 0), ('a number, 0 or more', _is_number)
 _SWITCH = 'true or false', lambda x: type(x) is bool
 VALUES = { # parameter -> what it must be, in words and as a test
-    **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours'), _COUNT), **dict.fromkeys(('seed', 'warmup', 'workers'), _NATURAL),
-    'lr': _POSITIVE, **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight'), _NUMBER),
-    **dict.fromkeys(('symmetric', 'balance', 'keep_images'), _SWITCH),
+    **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours', 'n_units', 'max_conjunction'), _COUNT), **dict.fromkeys(('seed', 'warmup', 'workers'), _NATURAL),
+    'lr': _POSITIVE, **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight', 'lambda_u'), _NUMBER),
+    **dict.fromkeys(('symmetric', 'balance', 'keep_images', 'global_negatives'), _SWITCH),
+    'p_rel': ('a number from 0 to 1', lambda x: _is_number(x) and x <= 1), 'foils': (' or '.join(FOILS), lambda x: x in FOILS),
     'precision': ('fp32 or bf16', lambda x: x in ('fp32', 'bf16')),
     'grad_clip': ('a number above 0, or null for none', lambda x: x is None or _POSITIVE[1](x)),
     'betas': ('two numbers from 0 to below 1', lambda x: isinstance(x, (list, tuple)) and len(x) == 2 and all(_is_number(b) and b < 1 for b in x))}
@@ -256,6 +256,7 @@ def train_run(
     images:str|Path, # root of an `ImageStore`
     out:str|Path, # folder of the run
     seed:int=0,
+    units:str|Path|None=None, # folder that the units stage wrote; for the method `units`
     keep_images:bool=False, # decode each image once and keep it in memory (for small worlds, with workers=0)
     methods:dict[str, dict]|None=None, # method -> parameters that differ from the common ones
     **common, # parameters of `train` and of the methods
@@ -263,5 +264,5 @@ def train_run(
     "Train one run from files. Raises `CSClipError` for an unknown method or parameter, or a wrong value, before anything is read."
     _check({'seed': seed, 'keep_images': keep_images}, VALUES, 'train')
     own, loop = run_parameters(method, common, methods)
-    objective, encoder = objective_class(method)(load_supervision(supervision), **own), load(model)
+    objective, encoder = objective_class(method)(load_supervision(supervision, units if method == 'units' else None), **own), load(model)
     return train(objective, encoder, Pixels(ImageStore(images), encoder.preprocess, keep_images), out, seed, **loop)

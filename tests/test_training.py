@@ -55,7 +55,7 @@ def test_every_method_trains_logs_and_saves(world, tmp_path, method):
     rows, model = run(world, tmp_path, method)
     assert [r['step'] for r in rows] == list(range(12))
     assert rows == [json.loads(line) for line in (tmp_path/'log.jsonl').read_text().splitlines()]
-    assert all(abs(r['loss'] - sum(r.get(k, 0) for k in ('info_nce', 'hinge', 'negclip'))) < 1e-5 for r in rows)
+    assert all(abs(r['loss'] - sum(r.get(k, 0) for k in ('info_nce', 'hinge', 'negclip', 'unit'))) < 1e-5 for r in rows)
     assert load(f'local-dir:{tmp_path}').digest == model.digest != load(world['resnet']).digest
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         'log.jsonl', 'open_clip_config.json', 'open_clip_model.safetensors', 'tokenizer.json', 'tokenizer_config.json', 'training.json']
@@ -294,9 +294,10 @@ def test_every_parameter_has_its_values():
 
 
 NONSENSE = {  # for each parameter what it must not be; all refuse these
-    **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours'), [0, 2.5]), 'lr': [0, -1e-5],
-    **dict.fromkeys(('seed', 'warmup', 'workers'), [-5, 1.]), **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight'), [-.1]),
-    **dict.fromkeys(('symmetric', 'balance', 'keep_images'), [0, 1]),
+    **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours', 'n_units', 'max_conjunction'), [0, 2.5]), 'lr': [0, -1e-5],
+    **dict.fromkeys(('seed', 'warmup', 'workers'), [-5, 1.]), **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight', 'lambda_u'), [-.1]),
+    **dict.fromkeys(('symmetric', 'balance', 'keep_images', 'global_negatives'), [0, 1]),
+    'p_rel': [-.1, 1.1], 'foils': ['both', None],
     'precision': ['fp8', None], 'grad_clip': [0, -1], 'betas': [[.9], [.9, 1], [.9, -.1], [.9, 'x'], [.9, .98, .99]]}
 
 EVERYWHERE = ['x', float('nan'), float('inf'), [1], {}]
