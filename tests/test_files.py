@@ -1,5 +1,5 @@
 "Files: whole or not at all, whoever dies while writing; what is broken or of another type is named."
-import errno, os, resource, signal, subprocess, sys
+import contextlib, errno, os, resource, signal, subprocess, sys
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq, pytest
 from hypothesis import given, settings, strategies as st
@@ -43,20 +43,20 @@ def test_the_part_of_a_living_writer_stays(writer, tmp_path):
 
 SCHEMA = pa.schema({'caption': pa.string()})
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_disk():
-    "No file can grow beyond 20 kB: the system's own refusal, as of a full disk."
+    "Within, no file can grow beyond 20 kB: the system's own refusal, as of a full disk. Around one call alone: pytest itself may write to a file."
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try: yield
+    finally: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 @pytest.mark.parametrize('write', [
     lambda path: write_text(path, 'a cat'*9999), lambda path: write_json(path, ['a cat']*9999),
     lambda path: write_shard(path, [{'caption': os.urandom(20).hex()} for _ in range(2000)], SCHEMA, 'abc')])
-def test_what_does_not_fit_changes_nothing(tmp_path, small_disk, write):
+def test_what_does_not_fit_changes_nothing(tmp_path, write):
     (tmp_path/'x').write_text('as it was')
-    with pytest.raises(CSClipError) as e: write(tmp_path/'x')
+    with pytest.raises(CSClipError) as e, small_disk(): write(tmp_path/'x')
     assert str(e.value) == (f'{tmp_path}/x: cannot be written (File too large); nothing was changed: '
                             'make room or choose another folder, and start again')
     assert [p.name for p in tmp_path.iterdir()] == ['x'] and (tmp_path/'x').read_text() == 'as it was'
