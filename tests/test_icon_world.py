@@ -187,5 +187,5 @@ def test_the_embedded_inference_model_compares():
         reworded.append((text, iw.say(claim, iw.Style(rng))))
         changed.append((text, iw.say(options[rng.integers(len(options))], style)))
     rank = NLIRank(DATA.parent/'models/nli')
-    means = [np.mean(rank(pairs)) for pairs in (same, reworded, changed)]
+    means = [np.mean([verdict.contradiction for verdict in rank(pairs)]) for pairs in (same, reworded, changed)]
     assert means[0] < .2 and means[1] < .2 and means[2] > .8, means

@@ -112,5 +112,5 @@ def test_a_second_run_writes_the_same_bytes(runs):
 
 def test_a_stage_says_which_file_is_missing(runs, tmp_path):
     section = {**yaml.safe_load((ROOT/'params.yaml').read_text())['parse'], 'karpathy': str(tmp_path/'nowhere.json'), 'out': str(tmp_path/'parse')}
-    with pytest.raises(StageFailed, match='nowhere.json: not found'): run_stage('parse', section=section, root=ROOT, kept=tmp_path/'kept.ipynb')
+    with pytest.raises(StageFailed, match='nowhere.json: cannot be read'): run_stage('parse', section=section, root=ROOT, kept=tmp_path/'kept.ipynb')
     assert not (tmp_path/'parse').exists() and (tmp_path/'kept.ipynb').exists()
