@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch, transformers, yaml
-from accelerate import PartialState
 from dvc.utils.hydra import compose_and_dump
 from fastcore.script import Param, call_parse
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
@@ -29,7 +28,7 @@ from .evaluation import evaluate, result_file
 from .files import CSClipError, local_folder, local_path, project_root, read_json, read_shard, shard_paths, write_text
 from .generation import KEPT, KINDS, HardNegatives, generate_file, hard_negatives
 from .models import load
-from .parsing import SceneGraphParser, parse_file, read_graphs
+from .parsing import SceneGraphParser, parse_file, processes, read_graphs
 from .stage import parse_settings
 from .training import train_run
 
@@ -255,7 +254,9 @@ def cs_clip_negatives(
 ) -> int:
     "Parse captions and generate hard negatives. A run that was killed goes on when started again; `accelerate launch` shares it among processes."
     if (captions is None) == (explain is None): raise CSClipError('expected a file of captions, or one caption after --explain')
-    kinds, out, graphs = tuple(dict.fromkeys(kinds)), Path(out), Path(out)/'graphs'
+    if explain is not None and variant in ('random', 'random_position'):
+        raise CSClipError(f'--variant {variant}: chance explains itself; --explain takes mlm_nli or mlm')
+    kinds, out, graphs, state = tuple(dict.fromkeys(kinds)), Path(out), Path(out)/'graphs', processes() # which gives each process its device
     if captions:
         rows = CaptionRows(captions, split)
         if rows.path.match('part-*.parquet') and rows.path.resolve().parent in (out.resolve(), graphs.resolve()):
@@ -264,13 +265,13 @@ def cs_clip_negatives(
     build = functools.partial(_engine, mlm, nli, variant, k=k, device=checked_device(device), precision=precision, seed=seed, kinds=kinds,
                               tolerance=tolerance, min_contradiction=min_contradiction)
     if explain is not None:
-        print(explained(build(SceneGraphParser().parse([explain])), explain))
+        print(explained(build(()), explain))
         return 0
     engine = build(()) # whole before anything is written, so that a wrong value leaves nothing behind
     parsed = parse_file(rows, graphs, shard_size=shard_size)
     if variant == 'random': engine = build(g for *_, g in read_graphs(graphs)) # its words are the corpus's
     coverage = generate_file(graphs, out, engine)
-    if not PartialState().is_main_process: return 0
+    if not state.is_main_process: return 0
     print(f'{captions}: {parsed["captions"]:,} captions' + ''.join(f'; {reason}, left out: {n:,}' for reason, n in rows.skipped.items()))
     print(f'\n{coverage_table(coverage, kinds)}')
     for kind, (caption, negative) in examples(out, [kind for kind in kinds if coverage[kind]['made']]).items():

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import httpx
-from accelerate import PartialState
 from tqdm import tqdm
 
 from .files import CSClipError, digest, file_digest, read_shard, shard_fingerprint, shard_paths, write_json, write_shard
 from .generation import _article_before
 from .lexicon import FUNCTION_WORDS, PREPOSITIONS, lemma
+from .parsing import processes
 from .units import (
     CHANGES, DUPLICATE, GENERIC, GENERIC_NOUN, NO_ARGUMENT, REPEATED, SCHEMA, TOO_MANY, CaptionUnits, Entity, RelationUnit, UnitFoil, _DETERMINER,
     _coverage, _exchanged, _lowered, entity_fault, relation_fault)
@@ -241,7 +241,7 @@ def extract_file(
 ) -> dict: # coverage as `units_file`'s, and 'usage': requests, prompt_tokens, completion_tokens, cost
     """Units of a folder of captions from a language model. A killed run goes on with the first question that has no answer yet. Processes under
     `accelerate launch` share the shards. Raises `CSClipError` where there are no captions, and as the server does; answers until then stay."""
-    sources, out, state = shard_paths(graphs, 'parse'), Path(out), PartialState()
+    sources, out, state = shard_paths(graphs, 'parse'), Path(out), processes()
     if state.is_main_process:
         wanted = {out/f'{s.stem}{suffix}' for s in sources for suffix in ('.parquet', '.answers.jsonl')}
         for stale in {*out.glob('part-*.parquet'), *out.glob('part-*.answers.jsonl')} - wanted: stale.unlink()

@@ -172,7 +172,8 @@ def digest(
 
 # %% ../nbs/00_files.ipynb #963ef9cd
 def batches(items:Iterable, n:int) -> Iterator[list]:
-    "Lists of `n` items, the last one shorter."
+    "Lists of `n` items, the last one shorter. Raises `CSClipError` for an `n` below 1."
+    if n < 1: raise CSClipError(f'{n} items at a time; expected 1 or more')
     items = iter(items)
     while part := list(itertools.islice(items, n)): yield part
 

@@ -21,7 +21,6 @@ from typing import NamedTuple
 import pyarrow as pa
 import torch
 import torch.nn.functional as F
-from accelerate import PartialState
 from safetensors import SafetensorError
 from tqdm import tqdm
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
@@ -29,7 +28,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from .files import (
     CSClipError, batches, digest, file_digest, local_folder, read_shard, shard_fingerprint, shard_paths, struct_list, write_json, write_shard)
 from .lexicon import NUMERALS, SIZES, agrees, article, categories, forms, same_meaning, symmetric
-from .parsing import COLOURS, Object, SceneGraph, SceneGraphParser, Span, read_graphs
+from .parsing import COLOURS, Object, SceneGraph, SceneGraphParser, Span, processes, read_graphs
 
 # %% ../nbs/04_generation.ipynb #2eac18ea
 KINDS = ('replace_obj', 'replace_att', 'replace_rel', 'swap_obj', 'swap_att', 'add_obj', 'add_att') # SugarCrepe's names
@@ -337,13 +336,12 @@ def _last_layer_at(
     model,
     at, # the one token of each text that is read: a classifier reads the first, a masked model its mask; a place, or one for each text [B]
 ): # yields whether the last hidden state is [B, 1, D], that token's alone
-    """Within, the model's last layer is computed at one token: a third of a small model's time. So for layers built like BERT's; others compute
-    every token."""
-    layers = getattr(getattr(model.base_model, 'encoder', None), 'layer', None)
-    layer = layers[-1] if layers is not None and hasattr(layers[-1], 'feed_forward_chunk') else None
-    if layer is None or not all(hasattr(layer.attention.self, name) for name in ('query', 'key', 'value')):
+    """Within, the model's last layer is computed at one token: a third of a small model's time. So for the types whose layers are known to be BERT's;
+    others, which may norm or turn elsewhere, compute every token."""
+    if model.config.model_type not in ('bert', 'roberta', 'xlm-roberta', 'camembert', 'electra'):
         yield False
         return
+    layer = model.base_model.encoder.layer[-1]
     def forward(hidden, *_, **__): # masks and caches are for other uses
         attention, read = layer.attention.self, hidden[torch.arange(len(hidden)), at][:, None]
         heads = lambda x, project: project(x).unflatten(-1, (attention.num_attention_heads, -1)).transpose(1, 2)
@@ -600,7 +598,7 @@ class HardNegatives:
         if not fillings: return NO_ELEMENT
         filled, rng = [hole for hole in fillings if hole], self._rng(caption, f'{kind} equals')
         if not filled: return NO_CANDIDATE
-        if not filled[0][0].verdict: return max((hole[0] for hole in filled), key=lambda f: f.candidate.probability or rng.random())
+        if not filled[0][0].verdict: return max((hole[0] for hole in filled), key=lambda f: rng.random() if (p := f.candidate.probability) is None else p)
         highest = max(f.verdict.contradiction for hole in filled for f in hole)
         if highest < self.min_contradiction: return NOT_CONTRADICTORY
         equals = [kept for hole in filled if (kept := [f for f in hole if f.verdict.contradiction >= highest - self.tolerance])]
@@ -675,7 +673,7 @@ def generate_file(
     """Negatives for a folder of scene graphs. A killed run goes on after its last whole shard; one of other parameters, models or graphs
     is never used again. Processes under `accelerate launch` share the shards. Raises `CSClipError` where there are no graphs or a shard
     of them is broken."""
-    sources, out, state = shard_paths(graphs, 'parse'), Path(out), PartialState()
+    sources, out, state = shard_paths(graphs, 'parse'), Path(out), processes()
     if state.is_main_process:
         for stale in set(out.glob('part-*.parquet')) - {out/s.name for s in sources}:
             if shard_fingerprint(stale): stale.unlink() # a file without is not ours
@@ -699,7 +697,7 @@ def _coverage(shards, kinds):
 def _rows(engine, source):
     parsed = list(read_graphs(source))
     made = tqdm(engine.from_graphs(g for *_, g in parsed), f'hard negatives {source.stem}', len(parsed), unit='caption', disable=None)
-    for (sentid, image, g), (negatives, skipped) in zip(parsed, made):
+    for (sentid, image, g), (negatives, skipped) in zip(parsed, made, strict=True):
         fields = [{k: v for k, v in asdict(n).items() if k != 'caption'} for n in negatives]
         yield {'sentid': sentid, 'image': image, 'caption': g.caption, 'negatives': fields,
                'skipped': [{'kind': k, 'reason': r} for k, r in skipped.items()],

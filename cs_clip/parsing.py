@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['COLOURS', 'MODELS', 'RULES', 'SCHEMA', 'Span', 'Object', 'Attribute', 'Relation', 'SceneGraph', 'load_spacy',
-           'SceneGraphParser', 'parse_file', 'read_graphs']
+           'SceneGraphParser', 'processes', 'parse_file', 'read_graphs']
 
 # %% ../nbs/02_parsing.ipynb #c6244613
 import dataclasses, functools, itertools, re
 from collections.abc import Iterable, Iterator
+from datetime import timedelta
 from pathlib import Path
 import numpy as np, pyarrow as pa, spacy
 from accelerate import PartialState
@@ -675,6 +676,11 @@ SCHEMA = pa.schema([('sentid', _INT), ('image', _STR), ('caption', _STR),
     ('relations', struct_list(text=_STR, spans=struct_list(start=_INT, end=_INT), subject=_INT, object=_INT))])
 
 # %% ../nbs/02_parsing.ipynb #7b20569e
+def processes() -> PartialState:
+    """The processes that `accelerate launch` started, or this one alone. Who is done waits for the others as long as a shard of theirs takes: at
+    the paper's speed longer than the half hour that torch would allow."""
+    return PartialState(timeout=timedelta(days=7))
+
 def _checked(parser, rows, counts):
     "The rows that have a caption; duplicate sentids and what is no caption are errors."
     seen = set()
@@ -695,7 +701,7 @@ def parse_file(
     """Parse captions to Parquet (`SCHEMA`), one shard in memory at a time, each written whole or not at all; whole shards of the same input are
     kept. Processes under `accelerate launch` share the shards. Empty captions are counted and left out. Raises `CSClipError` for a duplicate
     sentid and what is no caption; shards before it stay."""
-    parser, out, state = SceneGraphParser(model, batch_size), Path(out), PartialState()
+    parser, out, state = SceneGraphParser(model, batch_size), Path(out), processes()
     counts = dict.fromkeys(('captions', 'empty', 'objects', 'attributes', 'relations', 'shards', 'reused'), 0)
     paths = []
     for shard in batches(_checked(parser, rows, counts), shard_size):

@@ -19,7 +19,6 @@ from random import Random
 from typing import NamedTuple
 
 import pyarrow as pa
-from accelerate import PartialState
 from tqdm import tqdm
 
 from .files import (CSClipError, atomic_write, batches, digest, field, file_digest, read_shard, shard_fingerprint, shard_paths,
@@ -27,7 +26,7 @@ from .files import (CSClipError, atomic_write, batches, digest, field, file_dige
 from .generation import (
     NO_CANDIDATE, HardNegatives, _attribute_slot, _begins, _capitalised, _object_slot, _own_capital, _relation_slots, attribute_class)
 from .lexicon import categories, forms, lemma, same_meaning, symmetric
-from .parsing import SceneGraph, Span, read_graphs
+from .parsing import SceneGraph, Span, processes, read_graphs
 
 # %% ../nbs/05_units.ipynb #1fb4eebd
 CHANGES = {'entity': ('object', 'attribute'), 'relation': ('predicate', 'swap', 'entity')} # what a foil of each kind of unit may change
@@ -307,7 +306,7 @@ def units_file(
     """Units for a folder of scene graphs. A killed run goes on after its last whole shard; one of other parameters, models or graphs is
     never used again. Processes under `accelerate launch` share the shards. Raises `CSClipError` where there are no graphs or a shard of
     them is broken."""
-    sources, out, state = shard_paths(graphs, 'parse'), Path(out), PartialState()
+    sources, out, state = shard_paths(graphs, 'parse'), Path(out), processes()
     if state.is_main_process:
         for stale in set(out.glob('part-*.parquet')) - {out/s.name for s in sources}: stale.unlink()
     for source in sources[state.process_index::state.num_processes]:

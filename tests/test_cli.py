@@ -340,3 +340,4 @@ def test_one_caption_is_explained_and_nothing_written(bert_mlm, nli, tmp_path, c
     assert 'relations   dog [on] table' in said and 'replace_att  A ___ dog on a table' in said and 'dropped, no whole word' in said
     assert said.count(' kept') >= 5 and list(tmp_path.iterdir()) == []
     assert cs_clip_negatives() == 1 and 'expected a file of captions' in capsys.readouterr().err
+    assert cs_clip_negatives(explain='a dog', variant='random') == 1 and '--explain takes mlm_nli or mlm' in capsys.readouterr().err

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from conftest import bert
+from conftest import bert, wordpiece
 from hypothesis import given, settings, strategies as st
 from transformers import BertForSequenceClassification
 
@@ -376,3 +376,20 @@ def test_the_last_layer_alone_gives_what_the_whole_model_gives(mlm, nli):
     for pair, verdict in zip(pairs, rank(pairs)):
         assert verdict == pytest.approx(whole(**tokenizer(*pair, return_tensors='pt')).logits[0].softmax(-1).tolist(), abs=1e-4)
     for model in propose.model, rank.model: assert not any('forward' in vars(m) for m in model.modules()), 'the shortcut does not outlast the call'
+
+@torch.inference_mode()
+def test_other_architectures_compute_every_token(tmp_path):
+    from transformers import RobertaPreLayerNormConfig, RobertaPreLayerNormForMaskedLM
+    tokenizer, sizes = wordpiece(), dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=48)
+    torch.manual_seed(0)
+    model = RobertaPreLayerNormForMaskedLM(RobertaPreLayerNormConfig(vocab_size=len(tokenizer), max_position_embeddings=66, pad_token_id=0, **sizes))
+    for part in model, tokenizer: part.save_pretrained(tmp_path)
+    batch = tokenizer('a [MASK] on a table', return_tensors='pt')
+    expected = model.eval()(input_ids=batch.input_ids).logits[0, 2].log_softmax(-1)
+    assert torch.allclose(gen.MLMPropose(tmp_path)._log_probabilities(['a [MASK] on a table'])[0], expected, atol=1e-5)
+
+def test_an_unlikely_word_is_not_a_random_one():
+    relation = graph('a man standing next to a horse', ['a man', 'a horse'], [], [('standing next to', 0, 1)])
+    class Two(Fake):
+        def __call__(self, slots): return [[gen.Candidate('above', 0, .5 if s.categories == ('preposition',) and s.like == 'next to' else 0.)] for s in slots]
+    assert {made(relation, Two(), kinds=('replace_rel',), seed=seed)[0]['replace_rel'].text for seed in range(20)} == {'a man standing above a horse'}
