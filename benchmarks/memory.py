@@ -5,7 +5,6 @@ IconWorld's, drawn one after the other and streamed through Parquet.
     python benchmarks/memory.py [SIZE ...] [--shard-size N] [--mlm FOLDER] [--nli FOLDER]
 """
 import argparse, json, subprocess, sys, tempfile
-from pathlib import Path
 
 MILLION = 1_000_000
 

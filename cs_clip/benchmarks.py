@@ -8,14 +8,14 @@ __all__ = ['SUGAR_CREPE', 'SUGAR_CREPE_PP', 'VALSE', 'WHATSUP', 'BENCHMARKS', 'C
            'colorswap', 'valse', 'vl_checklist', 'whatsup', 'zero_shot', 'retrieval', 'read_benchmark']
 
 # %% ../nbs/12_benchmarks.ipynb #76db984b
-import collections, dataclasses, difflib, json, math, random, re
+import collections, dataclasses, difflib, math, random, re
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import NamedTuple
 import numpy as np
 from PIL import Image
 from .data import ImageStore, read_karpathy
-from .files import CSClipError, digest, field, read_json
+from .files import CSClipError, digest, field, read_json, read_json_lines
 from .lexicon import same_meaning
 
 # %% ../nbs/12_benchmarks.ipynb #4f6f638b
@@ -91,14 +91,7 @@ def _expected(path, key, published):
 # %% ../nbs/12_benchmarks.ipynb #bb070276
 def _rows(path):
     "`(where, item)` of a JSON list, or of JSON lines where the name ends in .jsonl."
-    path, items = Path(path), []
-    if path.suffix != '.jsonl': items = read_json(path)
-    else:
-        try: lines = path.read_text(encoding='utf-8').split('\n')
-        except (OSError, UnicodeDecodeError) as e: raise CSClipError(f'{path}: cannot be read ({e}); expected JSON lines') from None
-        for n, line in enumerate(lines, 1):
-            try: items += [json.loads(line)] if line.strip() else []
-            except json.JSONDecodeError as e: raise CSClipError(f'{path}: broken JSON at line {n} ({e.msg}); fetch or write the file again') from None
+    items = [item for _, item in read_json_lines(path)] if Path(path).suffix == '.jsonl' else read_json(path)
     if not isinstance(items, list) or not items: raise CSClipError(f'{path}: no items; expected a list')
     for i, item in enumerate(items): yield f'{path}: item {i}', item
 

@@ -26,7 +26,7 @@ from .benchmarks import read_benchmark
 from .data import CaptionRows, ImageStore, read_karpathy
 from .evaluation import evaluate, result_file
 from .files import CSClipError, local_folder, local_path, project_root, read_json, read_shard, shard_paths, write_text
-from .generation import KEPT, KINDS, HardNegatives, generate_file, hard_negatives
+from .generation import KINDS, HardNegatives, generate_file, hard_negatives
 from .models import load
 from .parsing import SceneGraphParser, parse_file, processes, read_graphs
 from .stage import parse_settings
@@ -172,7 +172,6 @@ def _checked_text_model(name, option):
             why = (str(e) or repr(e)).splitlines()[0]
             raise CSClipError(f'{name}: no folder, not in the cache, and the model hub does not give it ({why}); without the hub take a folder: '
                               f'the embedded model is --{option} data/models/{option}, which `make data` fetches') from None
-    return name
 
 def checked_device(
     name:str, # as torch calls it
@@ -222,7 +221,7 @@ def explained(engine:HardNegatives, caption:str) -> str:
         lines += ['', f'{kind}  {place}'.rstrip()]
         for c in words:
             if not c.word: lines.append(f'  {c.outcome}')
-            elif c.verdict or c.outcome in (KEPT, 'not drawn', 'less likely'):
+            elif c.candidate:
                 scores = [f'{c.probability:.4f}' if c.probability is not None else '', f'{c.verdict.contradiction:.4f}' if c.verdict else '']
                 lines.append(f'  {c.word:24}{scores[0]:>10}{scores[1]:>10}  {c.outcome}'.rstrip())
             else: dropped[c.outcome].append(c.word)
@@ -265,11 +264,11 @@ def cs_clip_negatives(
     build = functools.partial(_engine, mlm, nli, variant, k=k, device=checked_device(device), precision=precision, seed=seed, kinds=kinds,
                               tolerance=tolerance, min_contradiction=min_contradiction)
     if explain is not None:
-        print(explained(build(()), explain))
+        print(explained(build(parser=SceneGraphParser()), explain))
         return 0
-    engine = build(()) # whole before anything is written, so that a wrong value leaves nothing behind
+    engine = build() # whole before anything is written, so that a wrong value leaves nothing behind
     parsed = parse_file(rows, graphs, shard_size=shard_size)
-    if variant == 'random': engine = build(g for *_, g in read_graphs(graphs)) # its words are the corpus's
+    if variant == 'random': engine = build(graphs=(g for *_, g in read_graphs(graphs))) # its words are the corpus's
     coverage = generate_file(graphs, out, engine)
     if not state.is_main_process: return 0
     print(f'{captions}: {parsed["captions"]:,} captions' + ''.join(f'; {reason}, left out: {n:,}' for reason, n in rows.skipped.items()))
@@ -279,10 +278,10 @@ def cs_clip_negatives(
     print(f'\n{out}: written')
     return 0
 
-def _engine(mlm, nli, variant, corpus, **settings):
+def _engine(mlm, nli, variant, **settings):
     if variant != 'random': _checked_text_model(mlm, 'mlm')
     if variant in ('mlm_nli', 'random_position'): _checked_text_model(nli, 'nli')
-    return hard_negatives(mlm, nli, variant, corpus, SceneGraphParser(), **settings)
+    return hard_negatives(mlm, nli, variant, **settings)
 
 # %% ../nbs/18_cli.ipynb #84704e37
 @call_parse

@@ -21,7 +21,7 @@ from .benchmarks import Benchmark, crop
 from .data import ImageStore, Records
 from .files import CSClipError, atomic_write, digest, read_json, write_json
 from .generation import MLMPropose
-from .models import DualEncoder, _end_positions, _text_tower
+from .models import DualEncoder, _end_positions, _project, _text_tower
 
 # %% ../nbs/13_evaluation.ipynb #5e5a5a78
 def _ahead(
@@ -97,9 +97,7 @@ def encode_shared(
     mask = mask.repeat_interleave(tower.transformer.resblocks[0].attn.num_heads, 0).to(device)
     x = tower.token_embedding(ids.to(device)).to(dtype) + tower.positional_embedding[depths.to(device)].to(dtype)
     x = tower.ln_final(tower.transformer(x, attn_mask=mask))
-    x = torch.cat([x[k, t.ends] for k, t in enumerate(trees)])
-    if tower.text_projection is not None: x = tower.text_projection(x) if isinstance(tower.text_projection, nn.Linear) else x @ tower.text_projection
-    return nn.functional.normalize(x.float(), dim=-1)
+    return nn.functional.normalize(_project(tower, torch.cat([x[k, t.ends] for k, t in enumerate(trees)])).float(), dim=-1)
 
 # %% ../nbs/13_evaluation.ipynb #99d4aa8b
 class VectorCache:
@@ -359,7 +357,7 @@ class BlindReader:
         name:str, # folder or hub name of a masked language model
         device:str='cpu',
         precision:str='fp32',
-        batch_size:int=64, # masked texts at a time: each needs a row of the vocabulary a token
+        batch_size:int=64, # masked texts at a time
         cache:str|Path|None=None, # folder that keeps the scores from run to run
     ):
         self.mlm, self.batch_size = MLMPropose(name, device=device, precision=precision), batch_size
@@ -380,8 +378,8 @@ class BlindReader:
 
     @torch.inference_mode()
     def _read(self, texts):
-        tokenizer, model = self.mlm.tokenizer, self.mlm.model
-        limit = min(tokenizer.model_max_length, getattr(model.config, 'max_position_embeddings', 514) - 2)
+        tokenizer = self.mlm.tokenizer
+        limit = min(tokenizer.model_max_length, getattr(self.mlm.model.config, 'max_position_embeddings', 514) - 2)
         encoded = tokenizer(texts, truncation=True, max_length=limit, return_special_tokens_mask=True)
         masked, total = defaultdict(list), [0.]*len(texts)
         for n, (ids, special) in enumerate(zip(encoded['input_ids'], encoded['special_tokens_mask'])):
@@ -392,8 +390,8 @@ class BlindReader:
                 ids, place, rows = torch.tensor(ids), torch.tensor(place), torch.arange(len(owner))
                 true = ids[rows, place]
                 ids[rows, place] = tokenizer.mask_token_id
-                logits = model(input_ids=ids.to(self.mlm.device)).logits[rows, place.to(self.mlm.device)]
-                for n, x in zip(owner, logits.float().log_softmax(-1).cpu()[rows, true].tolist()): total[n] += x
+                found = self.mlm.log_probabilities_at(place.to(self.mlm.device), input_ids=ids.to(self.mlm.device)).cpu()
+                for n, x in zip(owner, found[rows, true].tolist()): total[n] += x
         return total
 
 # %% ../nbs/13_evaluation.ipynb #e2e3e654

@@ -11,20 +11,20 @@ import json, os, re, threading, time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import httpx
 from tqdm import tqdm
 
-from .files import CSClipError, digest, file_digest, read_shard, shard_fingerprint, shard_paths, write_json, write_shard
+from .files import CSClipError, digest, read_shard, write_json
 from .generation import _article_before
 from .lexicon import FUNCTION_WORDS, PREPOSITIONS, lemma
-from .parsing import processes
+from .parsing import follow_shards, processes
 from .units import (
     CHANGES, DUPLICATE, GENERIC, GENERIC_NOUN, NO_ARGUMENT, REPEATED, SCHEMA, TOO_MANY, CaptionUnits, Entity, RelationUnit, UnitFoil, _DETERMINER,
-    _coverage, _exchanged, _lowered, entity_fault, relation_fault)
+    _columns, _coverage, _exchanged, _lowered, entity_fault, relation_fault)
 
 # %% ../nbs/05b_extraction.ipynb #fc441387
 def _object(**properties): return {'type': 'object', 'properties': properties, 'required': list(properties), 'additionalProperties': False}
@@ -241,16 +241,13 @@ def extract_file(
 ) -> dict: # coverage as `units_file`'s, and 'usage': requests, prompt_tokens, completion_tokens, cost
     """Units of a folder of captions from a language model. A killed run goes on with the first question that has no answer yet. Processes under
     `accelerate launch` share the shards. Raises `CSClipError` where there are no captions, and as the server does; answers until then stay."""
-    sources, out, state = shard_paths(graphs, 'parse'), Path(out), processes()
-    if state.is_main_process:
-        wanted = {out/f'{s.stem}{suffix}' for s in sources for suffix in ('.parquet', '.answers.jsonl')}
-        for stale in {*out.glob('part-*.parquet'), *out.glob('part-*.answers.jsonl')} - wanted: stale.unlink()
-    for source in sources[state.process_index::state.num_processes]:
-        path, fingerprint = out/source.name, digest(RULES, server.digest, file_digest(source), str(SCHEMA))
-        if shard_fingerprint(path) != fingerprint: write_shard(path, list(_rows(server, source, _Kept(server, out/f'{source.stem}.answers.jsonl'))), SCHEMA, fingerprint)
-    state.wait_for_everyone()
-    coverage = {**_coverage([out/s.name for s in sources]), 'usage': _usage([out/f'{s.stem}.answers.jsonl' for s in sources], prices)}
-    if state.is_main_process: write_json(out/'coverage.json', coverage)
+    def journal(shard): return Path(out)/f'{shard.stem}.answers.jsonl'
+    shards = follow_shards(graphs, out, SCHEMA, [RULES, server.digest], lambda source: _rows(server, source, _Kept(server, journal(source))))
+    journals = [journal(shard) for shard in shards]
+    coverage = {**_coverage(shards), 'usage': _usage(journals, prices)}
+    if processes().is_main_process:
+        for stale in set(Path(out).glob('part-*.answers.jsonl')) - set(journals): stale.unlink()
+        write_json(Path(out)/'coverage.json', coverage)
     return coverage
 
 def _rows(server, source, kept) -> Iterator[dict]:
@@ -259,8 +256,7 @@ def _rows(server, source, kept) -> Iterator[dict]:
     try:
         made = pool.map(lambda row: extract(server, row['caption'], kept.ask), captions)
         for row, units in zip(captions, tqdm(made, f'units {source.stem}', len(captions), unit='caption', disable=None)):
-            yield {**row, 'entities': list(map(asdict, units.entities)), 'relations': list(map(asdict, units.relations)),
-                   'skipped': [{'what': what, 'reason': why, 'n': n} for (what, why), n in sorted(units.skipped.items())], 'propose': server.digest}
+            yield {**row, **_columns(units), 'propose': server.digest}
     finally: pool.shutdown(cancel_futures=True) # the first error ends the run; what is under way is kept
 
 def _usage(journals, prices):

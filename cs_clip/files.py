@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CSClipError', 'project_root', 'local_path', 'local_folder', 'atomic_write', 'write_text', 'write_json', 'read_json',
-           'read_lines', 'read_json_lines', 'field', 'file_digest', 'digest', 'batches', 'struct_list', 'write_shard',
-           'shard_fingerprint', 'shard_paths', 'read_shard']
+           'read_lines', 'read_json_lines', 'write_json_lines', 'field', 'file_digest', 'digest', 'batches',
+           'struct_list', 'write_shard', 'shard_fingerprint', 'shard_paths', 'clear_shards', 'read_shard']
 
 # %% ../nbs/00_files.ipynb #671ed425
 import collections, contextlib, fcntl, glob, hashlib, itertools, json, os, tempfile
@@ -132,6 +132,13 @@ def read_json_lines(
     "The values of a file that holds one a line, one in memory at a time; blank lines are left out. Raises `CSClipError` naming the line."
     return ((n, _loads(line, path, n)) for n, line in read_lines(path) if line.strip())
 
+def write_json_lines(path:str|Path, items:Iterable) -> int: # how many
+    "Write a file that holds a value a line, whole or not at all, one value in memory at a time."
+    n = 0
+    with atomic_write(path) as part, open(part, 'w', encoding='utf-8', newline='\n') as f:
+        for n, item in enumerate(items, 1): f.write(json.dumps(item, ensure_ascii=False) + '\n')
+    return n
+
 # %% ../nbs/00_files.ipynb #7d0c5b1e
 _TYPES = {str: 'text', int: 'a whole number', (int, float): 'a number', list: 'a list', dict: 'an object'}
 
@@ -206,6 +213,18 @@ def shard_paths(
     "A folder's shards. Raises `CSClipError` where there are none."
     if paths := sorted(Path(folder).glob('part-*.parquet')): return paths
     raise CSClipError(f'{folder}: no part-*.parquet; run the {stage} stage first')
+
+def clear_shards(
+    folder:str|Path,
+    keep:Iterable[Path], # shards that are wanted
+):
+    "Delete a folder's other shards, torn ones among them. A whole Parquet file without a fingerprint is not ours and stays."
+    for stale in set(Path(folder).glob('part-*.parquet')) - set(keep):
+        if shard_fingerprint(stale) or not _is_parquet(stale): stale.unlink()
+
+def _is_parquet(path):
+    try: return bool(pq.read_schema(path))
+    except (OSError, pa.ArrowException): return False
 
 def read_shard(
     path:str|Path,

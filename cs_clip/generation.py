@@ -26,9 +26,9 @@ from tqdm import tqdm
 from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from .files import (
-    CSClipError, batches, digest, file_digest, local_folder, read_shard, shard_fingerprint, shard_paths, struct_list, write_json, write_shard)
+    CSClipError, batches, digest, file_digest, local_folder, read_shard, struct_list, write_json)
 from .lexicon import NUMERALS, SIZES, agrees, article, categories, forms, same_meaning, symmetric
-from .parsing import COLOURS, Object, SceneGraph, SceneGraphParser, Span, processes, read_graphs
+from .parsing import COLOURS, Object, SceneGraph, SceneGraphParser, Span, follow_shards, processes, read_graphs
 
 # %% ../nbs/04_generation.ipynb #2eac18ea
 KINDS = ('replace_obj', 'replace_att', 'replace_rel', 'swap_obj', 'swap_att', 'add_obj', 'add_att') # SugarCrepe's names
@@ -189,13 +189,15 @@ def _add_attribute_slot(g, a):
     attribute = 'other' if attribute_class(a.text) == 'other' else 'colour'
     return Slot(g.caption, a.end, a.end, _attribute_categories(a.text), a.text.lower(), ' and ', _others(g, a), attribute)
 
+def _is_word(span): return span.text.replace('-', '').replace("'", '').isalpha()
+
 def slots(
     graph:SceneGraph,
     kind:str, # replace_* or add_*
     rng:random.Random,
 ) -> list[Slot]: # of one element, chosen by `rng`; empty when there is none
     "The holes of the element that a negative of this kind edits."
-    words = lambda spans: [s for s in spans if s.text.replace('-', '').replace("'", '').isalpha()]
+    words = lambda spans: [s for s in spans if _is_word(s)]
     if kind == 'replace_obj': options = [[_object_slot(graph, o)] for o in words(graph.objects)]
     elif kind == 'replace_att': options = [[_attribute_slot(graph, a)] for a in words(graph.attributes)]
     elif kind == 'replace_rel': options = [found for r in graph.relations if (found := list(_relation_slots(graph, r)))]
@@ -390,16 +392,23 @@ class MLMPropose:
     def _log_probabilities(self, texts):
         "Log-probabilities [V] at each text's mask; `None` where it was cut off, or where the caption holds another."
         encoded, out = _encode(self.tokenizer, self.model, texts), [None]*len(texts)
-        head = getattr(self.model, 'cls', None) or getattr(self.model, 'lm_head', None)
         one = [i for i, e in enumerate(encoded) if e.ids.count(self.tokenizer.mask_token_id) == 1]
         for part, batch in _inputs(self.tokenizer, [encoded[i] for i in one], self.device, self.batch_size):
-            rows, columns = (batch['input_ids'] == self.tokenizer.mask_token_id).nonzero(as_tuple=True)
-            if head:
-                with _last_layer_at(self.model, columns) as alone: hidden = self.model.base_model(**batch).last_hidden_state
-                scores = head(hidden[:, 0] if alone else hidden[rows, columns])
-            else: scores = self.model(**batch).logits[rows, columns]
-            for place, score in zip(part, scores.float().log_softmax(-1).cpu()): out[one[place]] = score
+            columns = (batch['input_ids'] == self.tokenizer.mask_token_id).nonzero(as_tuple=True)[1]
+            for place, score in zip(part, self.log_probabilities_at(columns, **batch).cpu()): out[one[place]] = score
         return out
+
+    def log_probabilities_at(self,
+        columns:torch.Tensor, # [B], the token of each text that is asked about
+        **batch, # the model's inputs, texts of one length
+    ) -> torch.Tensor: # [B, V]
+        "Log-probabilities at one token of each text. The model's last layer and its head run there alone."
+        rows, head = torch.arange(len(columns), device=columns.device), getattr(self.model, 'cls', None) or getattr(self.model, 'lm_head', None)
+        if head:
+            with _last_layer_at(self.model, columns) as alone: hidden = self.model.base_model(**batch).last_hidden_state
+            scores = head(hidden[:, 0] if alone else hidden[rows, columns])
+        else: scores = self.model(**batch).logits[rows, columns]
+        return scores.float().log_softmax(-1)
 
     def _best(self, slot, logp):
         places = self.words.fitting(slot)
@@ -412,7 +421,7 @@ class MLMPropose:
 
     def explain(self, slot:Slot) -> Iterator[tuple[str, float, str|None]]: # token, probability, why it is no candidate
         "What the model would put into the slot, best first, until all candidates are found."
-        logp, kept, whole = next(iter(self._log_probabilities([slot.masked(self.tokenizer.mask_token)]))), 0, dict(zip(self.ids, self.words.words))
+        logp, kept, whole = self._log_probabilities([slot.masked(self.tokenizer.mask_token)])[0], 0, dict(zip(self.ids, self.words.words))
         for i in _descending(logp) if logp is not None else ():
             if kept == self.k: return
             word = whole.get(i)
@@ -529,9 +538,10 @@ class Considered:
     kind: str
     place: str # the caption with a gap at the slot; for a swap its text
     word: str # empty where there was none
-    probability: float|None
-    verdict: Verdict|None
     outcome: str # 'kept', or why not
+    probability: float|None = None
+    verdict: Verdict|None = None
+    candidate: bool = True # `False` for a word that the proposer dropped
 
 # %% ../nbs/04_generation.ipynb #8757449f
 RULES = 6 # raised when the rules here or in the lexicon change, so that negatives on disk made by older ones are not used again
@@ -585,11 +595,13 @@ class HardNegatives:
         return {key: [next(ranked) for _ in found] for key, found in holes.items()}
 
     def _make(self, g, kind, fillings) -> Negative|str: # or why there is none
-        if kind.startswith('swap'): found = self._swap(g, kind)
-        else: found = self._best(g.caption, kind, fillings)
+        found = self._choice(g, kind, fillings)
         if isinstance(found, str): return found
         if self.anywhere: return _elsewhere(g.caption, kind, found, self._rng(g.caption, f'{kind} anywhere')) or NO_PLACE
         return found if isinstance(found, Negative) else found.negative(kind)
+
+    def _choice(self, g, kind, fillings) -> Negative|Filling|str:
+        return self._swap(g, kind) if kind.startswith('swap') else self._best(g.caption, kind, fillings)
 
     def _best(self, caption, kind, fillings) -> Filling|str:
         """The most contradictory; unranked, the likeliest. Chance decides between equals: an inference model that is sure of all of them would
@@ -617,22 +629,21 @@ class HardNegatives:
         for kind in self.kinds:
             holes = self._slots(g, kind)
             fillings = self._fillings({kind: holes})[kind]
-            made = self._make(g, kind, fillings)
-            best = None if kind.startswith('swap') else self._best(g.caption, kind, fillings)
+            chosen = self._choice(g, kind, fillings)
             for slot, filled in zip(holes, fillings):
-                for f in filled: yield Considered(kind, slot.masked(GAP), f.candidate.word, f.candidate.probability, f.verdict, self._outcome(f, best))
+                for f in filled: yield Considered(kind, slot.masked(GAP), f.candidate.word, self._outcome(f, chosen), f.candidate.probability, f.verdict)
                 for word, p, why in self.propose.explain(slot):
-                    if why: yield Considered(kind, slot.masked(GAP), word, p, None, why)
+                    if why: yield Considered(kind, slot.masked(GAP), word, why, p, candidate=False)
             for a, b in swaps(g, kind) if kind.startswith('swap') else ():
                 text = exchange(g.caption, a, b)
-                yield Considered(kind, text, f'{a.text} / {b.text}', None, None, KEPT if made and made.text == text else 'not drawn')
-            if isinstance(made, str): yield Considered(kind, caption, '', None, None, made)
+                yield Considered(kind, text, f'{a.text} / {b.text}', KEPT if getattr(chosen, 'text', None) == text else 'not drawn')
+            if isinstance(chosen, str): yield Considered(kind, caption, '', chosen)
 
-    def _outcome(self, filling, best):
-        if filling is best: return KEPT
-        if isinstance(best, str): return best
+    def _outcome(self, filling, chosen):
+        if filling is chosen: return KEPT
+        if isinstance(chosen, str): return chosen
         if filling.verdict is None: return 'less likely'
-        return 'not drawn' if filling.verdict.contradiction >= best.verdict.contradiction - self.tolerance else 'contradicts less'
+        return 'not drawn' if filling.verdict.contradiction >= chosen.verdict.contradiction - self.tolerance else 'contradicts less'
 
 # %% ../nbs/04_generation.ipynb #0f5d3cc7
 VARIANTS = ('mlm_nli', 'mlm', 'random', 'random_position') # 'CS-CLIP (Ours)', 'SG + MLM', 'SG + Random', 'CS-CLIP-noSG'
@@ -670,19 +681,10 @@ def generate_file(
     out:str|Path, # folder of one Parquet shard for each of its, and `coverage.json`
     engine:HardNegatives,
 ) -> dict: # coverage: kind -> {'made': n, reason: n, ...}, and 'captions', 'shuffled'
-    """Negatives for a folder of scene graphs. A killed run goes on after its last whole shard; one of other parameters, models or graphs
-    is never used again. Processes under `accelerate launch` share the shards. Raises `CSClipError` where there are no graphs or a shard
-    of them is broken."""
-    sources, out, state = shard_paths(graphs, 'parse'), Path(out), processes()
-    if state.is_main_process:
-        for stale in set(out.glob('part-*.parquet')) - {out/s.name for s in sources}:
-            if shard_fingerprint(stale): stale.unlink() # a file without is not ours
-    for source in sources[state.process_index::state.num_processes]:
-        path, fingerprint = out/source.name, digest(engine.digest, file_digest(source), str(SCHEMA))
-        if shard_fingerprint(path) != fingerprint: write_shard(path, list(_rows(engine, source)), SCHEMA, fingerprint)
-    state.wait_for_everyone()
-    coverage = _coverage([out/s.name for s in sources], engine.kinds)
-    if state.is_main_process: write_json(out/'coverage.json', coverage)
+    "Negatives for a folder of scene graphs, by `follow_shards`. Raises `CSClipError` where there are no graphs or a shard of them is broken."
+    shards = follow_shards(graphs, out, SCHEMA, [engine.digest], lambda source: _rows(engine, source))
+    coverage = _coverage(shards, engine.kinds)
+    if processes().is_main_process: write_json(Path(out)/'coverage.json', coverage)
     return coverage
 
 def _coverage(shards, kinds):

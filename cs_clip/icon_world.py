@@ -24,7 +24,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 from tqdm import tqdm
 
-from .files import atomic_write, write_json, write_text
+from .files import atomic_write, write_json, write_json_lines, write_text
 
 # %% ../nbs/01_icon_world.ipynb #f659c69f
 @dataclass(frozen=True)
@@ -829,10 +829,9 @@ def write_world_half_truths(
     n:int=400, # half-truths of each change
 ) -> dict: # how many there are of each change
     "Write `half_truth.jsonl`, a row a half-truth: image, anchor, truthful, half_truth, addition, change, source."
-    with atomic_write(Path(out)/'half_truth.jsonl') as part, open(part, 'w', encoding='utf-8', newline='\n') as f:
-        for change in tqdm(ADDED, desc='half-truths', unit='change', disable=None):
-            for index, _, _, anchor, truthful, wrong in half_truth_items(seed, pictures, change, n):
-                row = {'image': f'test/{picture_name("test", index)}', 'anchor': anchor, 'truthful': truthful, 'half_truth': wrong,
-                       'addition': ADDED[change], 'change': change, 'source': 'IconWorld'}
-                f.write(json.dumps(row) + '\n')
+    write_json_lines(Path(out)/'half_truth.jsonl', (
+        {'image': f'test/{picture_name("test", index)}', 'anchor': anchor, 'truthful': truthful, 'half_truth': wrong, 'addition': ADDED[change],
+         'change': change, 'source': 'IconWorld'}
+        for change in tqdm(ADDED, desc='half-truths', unit='change', disable=None)
+        for index, _, _, anchor, truthful, wrong in half_truth_items(seed, pictures, change, n)))
     return dict.fromkeys(ADDED, n)

@@ -40,7 +40,10 @@ def _encode_cut(tower, tokens, ends):
     n, dtype = int(ends.max()) + 1, tower.transformer.get_cast_dtype()
     x = tower.token_embedding(tokens[:, :n]).to(dtype) + tower.positional_embedding[:n].to(dtype)
     x = tower.ln_final(tower.transformer(x, attn_mask=tower.attn_mask[:n, :n]))
-    x = x[torch.arange(len(x), device=x.device), ends]
+    return _project(tower, x[torch.arange(len(x), device=x.device), ends])
+
+def _project(tower, x):
+    "Text states [B, D] into the space that images share, as the tower does it."
     if tower.text_projection is None: return x
     return tower.text_projection(x) if isinstance(tower.text_projection, nn.Linear) else x @ tower.text_projection
 
@@ -285,6 +288,14 @@ def _first(names):
     names = sorted(names)
     return ', '.join(names[:3]) + (f' and {len(names) - 3} more' if len(names) > 3 else '')
 
+def _must_fit(
+    where, what, # the weights, and whose they should be
+    **differ, # how weights differ -> their names
+):
+    "Raises `CSClipError` where any do."
+    if found := {how.replace('_', ' '): names for how, names in differ.items() if names}:
+        raise CSClipError(f'{where}: not the weights of {what}: ' + '; '.join(f'{how}: {_first(names)}' for how, names in found.items()))
+
 # %% ../nbs/07_models.ipynb #841a97d6
 def _from_tag(name, device, precision):
     "Weights that open_clip lists, with the activation they were trained with."
@@ -368,10 +379,8 @@ def _from_file(name, device, precision):
     state, own = {k: x for k, x in state.items() if k not in _OPENAI}, clip.state_dict()
     if not hasattr(clip, 'positional_embedding'): state = convert_to_custom_text_state_dict(state)
     for k in {'logit_scale', 'logit_bias'} & set(state) & set(own): state[k] = state[k].reshape(own[k].shape) # of one number, once [], once [1]
-    differ = {'missing': set(own) - set(state), 'unknown': set(state) - set(own),
-              'of another shape': {k for k in set(own) & set(state) if own[k].shape != state[k].shape}}
-    if any(differ.values()):
-        raise CSClipError(f'{path}: not the weights of {architecture}: ' + '; '.join(f'{what}: {_first(k)}' for what, k in differ.items() if k))
+    _must_fit(path, architecture, missing=set(own) - set(state), unknown=set(state) - set(own),
+              of_another_shape={k for k in set(own) & set(state) if own[k].shape != state[k].shape})
     clip.load_state_dict(state)
     return DualEncoder(clip, open_clip.get_model_config(architecture), open_clip.get_tokenizer(architecture))
 
@@ -387,10 +396,8 @@ def _from_transformers(source, config, device, precision):
         raise CSClipError(f'{source}/config.json: model_type is {model_type!r}; expected one of {", ".join(_TRANSFORMERS)}')
     kind, encoder = _TRANSFORMERS[model_type]
     clip, info = kind.from_pretrained(source, dtype=PRECISIONS[precision], output_loading_info=True)
-    differ = {'missing': info['missing_keys'], # transformers draws them anew, and warns
-              'unknown': {k for k in info['unexpected_keys'] if not k.endswith('position_ids')}} # a table that older versions stored
-    if any(differ.values()):
-        raise CSClipError(f'{source}: not the weights of a {kind.__name__}: ' + '; '.join(f'{what}: {_first(k)}' for what, k in differ.items() if k))
+    _must_fit(source, f'a {kind.__name__}', missing=info['missing_keys'], # transformers draws them anew, and warns
+              unknown={k for k in info['unexpected_keys'] if not k.endswith('position_ids')}) # a table that older versions stored
     tokenizer, images = (auto.from_pretrained(source, trust_remote_code=False) for auto in (AutoTokenizer, AutoImageProcessor))
     model = encoder(clip.to(device), tokenizer, images)
     side, made = clip.config.vision_config.image_size, list(model.preprocess(Image.new('RGB', (9, 7))).shape[1:])

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['COLOURS', 'MODELS', 'RULES', 'SCHEMA', 'Span', 'Object', 'Attribute', 'Relation', 'SceneGraph', 'load_spacy',
-           'SceneGraphParser', 'processes', 'parse_file', 'read_graphs']
+           'SceneGraphParser', 'processes', 'follow_shards', 'parse_file', 'read_graphs']
 
 # %% ../nbs/02_parsing.ipynb #c6244613
 import dataclasses, functools, itertools, re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from pathlib import Path
 import numpy as np, pyarrow as pa, spacy
@@ -17,7 +17,7 @@ from spacy.symbols import IDS
 from spacy.tokens import Doc
 from spacy.util import filter_spans
 from tqdm import tqdm
-from .files import CSClipError, batches, digest, read_shard, shard_fingerprint, shard_paths, struct_list, write_shard
+from .files import CSClipError, batches, clear_shards, digest, file_digest, read_shard, shard_fingerprint, shard_paths, struct_list, write_shard
 
 # %% ../nbs/02_parsing.ipynb #a1f0bb54
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class SceneGraph:
         if self.relations: lines += ['relations: ' + ', '.join(f'{name(r.subject)} *{r.text}* {name(r.object)}' for r in self.relations)]
         return '\n'.join(lines)
 
-    def draw(self) -> 'matplotlib.axes.Axes':
+    def draw(self): # matplotlib axes
         "The graph over its caption: objects blue, attributes orange, predicates green; arrows to attributes, and from subject to object."
         import matplotlib.pyplot as plt # here, since a million captions need no picture
         middle, n = (lambda s: (s.start + s.end)/2), max(len(self.caption), 1)
@@ -520,7 +520,7 @@ _PRONOUNS = ('it', 'them', 'him', 'her')
 def _joined(t):
     "A noun and those that \"and\" and commas join to it; the model takes the second of three for an apposition."
     second = next((c for c in t.rights if c.dep_ == 'appos' and any(x.dep_ == 'cc' for x in c.children)), None)
-    return [t, *(c for c in t.conjuncts if c.i > t.i), *((second, *second.conjuncts) if second is not None else ())]
+    return [*_listed(t), *((second, *second.conjuncts) if second is not None else ())]
 
 class _Clause:
     "Finds the objects that stand behind the words of one parsed caption."
@@ -681,6 +681,24 @@ def processes() -> PartialState:
     the paper's speed longer than the half hour that torch would allow."""
     return PartialState(timeout=timedelta(days=7))
 
+def follow_shards(
+    graphs:str|Path, # folder that `parse_file` wrote
+    out:str|Path, # folder of one Parquet shard for each of its
+    schema:pa.Schema,
+    made_by:list, # what the rows depend on besides the graphs, as `digest` takes it
+    rows:Callable[[Path], Iterable[dict]], # of a shard of graphs
+) -> list[Path]: # the shards, in order
+    """Make a shard from each shard of scene graphs, whole or not at all. A killed run goes on after its last whole shard; one of other parameters,
+    models or graphs is never used again. Processes under `accelerate launch` share the shards. Raises `CSClipError` where there are no graphs."""
+    sources, state = shard_paths(graphs, 'parse'), processes()
+    shards = [Path(out)/source.name for source in sources]
+    if state.is_main_process: clear_shards(out, shards)
+    for source, path in [*zip(sources, shards)][state.process_index::state.num_processes]:
+        fingerprint = digest(*made_by, file_digest(source), str(schema))
+        if shard_fingerprint(path) != fingerprint: write_shard(path, list(rows(source)), schema, fingerprint)
+    state.wait_for_everyone()
+    return shards
+
 def _checked(parser, rows, counts):
     "The rows that have a caption; duplicate sentids and what is no caption are errors."
     seen = set()
@@ -711,9 +729,7 @@ def parse_file(
         paths.append(path)
     if not paths: raise CSClipError(f'{out}: nothing to parse ({counts["empty"]} empty captions); expected at least one caption')
     state.wait_for_everyone()
-    if state.is_main_process:
-        for stale in set(out.glob('part-*.parquet')) - set(paths):
-            if shard_fingerprint(stale): stale.unlink() # a file without is not ours
+    if state.is_main_process: clear_shards(out, paths)
     for path in paths:
         for row in read_shard(path, ('objects', 'attributes', 'relations'), 'parse'):
             counts['captions'] += 1

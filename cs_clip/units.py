@@ -21,12 +21,11 @@ from typing import NamedTuple
 import pyarrow as pa
 from tqdm import tqdm
 
-from .files import (CSClipError, atomic_write, batches, digest, field, file_digest, read_shard, shard_fingerprint, shard_paths,
-                           struct_list, write_json, write_shard)
+from .files import CSClipError, batches, digest, field, read_lines, read_shard, struct_list, write_json, write_json_lines
 from .generation import (
-    NO_CANDIDATE, HardNegatives, _attribute_slot, _begins, _capitalised, _object_slot, _own_capital, _relation_slots, attribute_class)
+    NO_CANDIDATE, HardNegatives, _attribute_slot, _begins, _capitalised, _is_word, _object_slot, _own_capital, _relation_slots, attribute_class)
 from .lexicon import categories, forms, lemma, same_meaning, symmetric
-from .parsing import SceneGraph, Span, processes, read_graphs
+from .parsing import SceneGraph, Span, follow_shards, processes, read_graphs
 
 # %% ../nbs/05_units.ipynb #1fb4eebd
 CHANGES = {'entity': ('object', 'attribute'), 'relation': ('predicate', 'swap', 'entity')} # what a foil of each kind of unit may change
@@ -166,8 +165,6 @@ def _same_words(a, b):
     return len(a) == len(b) and all(map(same_meaning, a, b))
 
 # %% ../nbs/05_units.ipynb #3a7cd736
-def _is_word(s): return s.text.replace('-', '').replace("'", '').isalpha()
-
 def _entity_holes(g, e, rng) -> dict: # change -> its slots
     "Nothing that the caption names may come in, nor an attribute that its other things of the same noun have or may have."
     o = g.objects[e.object]
@@ -303,28 +300,23 @@ def units_file(
     out:str|Path, # folder of one Parquet shard for each of its, and `coverage.json`
     maker:UnitFoils,
 ) -> dict: # coverage: 'entities', 'relations' and each change -> {'made': n, reason: n, ...}, and 'captions'
-    """Units for a folder of scene graphs. A killed run goes on after its last whole shard; one of other parameters, models or graphs is
-    never used again. Processes under `accelerate launch` share the shards. Raises `CSClipError` where there are no graphs or a shard of
-    them is broken."""
-    sources, out, state = shard_paths(graphs, 'parse'), Path(out), processes()
-    if state.is_main_process:
-        for stale in set(out.glob('part-*.parquet')) - {out/s.name for s in sources}: stale.unlink()
-    for source in sources[state.process_index::state.num_processes]:
-        path, fingerprint = out/source.name, digest(maker.digest, file_digest(source), str(SCHEMA))
-        if shard_fingerprint(path) != fingerprint: write_shard(path, list(_rows(maker, source)), SCHEMA, fingerprint)
-    state.wait_for_everyone()
-    coverage = _coverage([out/s.name for s in sources])
-    if state.is_main_process: write_json(out/'coverage.json', coverage)
+    "Units for a folder of scene graphs, by `follow_shards`. Raises `CSClipError` where there are no graphs or a shard of them is broken."
+    shards = follow_shards(graphs, out, SCHEMA, [maker.digest], lambda source: _rows(maker, source))
+    coverage = _coverage(shards)
+    if processes().is_main_process: write_json(Path(out)/'coverage.json', coverage)
     return coverage
 
 def _rows(maker, source):
     parsed = list(read_graphs(source))
     made = tqdm(maker.from_graphs(g for *_, g in parsed), f'units {source.stem}', len(parsed), unit='caption', disable=None)
     for (sentid, image, g), units in zip(parsed, made):
-        yield {'sentid': sentid, 'image': image, 'caption': g.caption, 'entities': list(map(asdict, units.entities)),
-               'relations': list(map(asdict, units.relations)),
-               'skipped': [{'what': what, 'reason': why, 'n': n} for (what, why), n in sorted(units.skipped.items())],
+        yield {'sentid': sentid, 'image': image, 'caption': g.caption, **_columns(units),
                'propose': maker.engine.propose.digest, 'rank': maker.engine.rank.digest}
+
+def _columns(units):
+    "What a caption gives, as `SCHEMA` stores it."
+    return {'entities': list(map(asdict, units.entities)), 'relations': list(map(asdict, units.relations)),
+            'skipped': [{'what': what, 'reason': why, 'n': n} for (what, why), n in sorted(units.skipped.items())]}
 
 def _coverage(shards):
     found, captions = {what: Counter(made=0) for what in ('entities', 'relations', *sum(CHANGES.values(), ()))}, 0
@@ -383,15 +375,11 @@ def _refinements(units, change, said, words):
 # %% ../nbs/05_units.ipynb #d1b164ce
 def write_half_truths(rows:Iterable[HalfTruth], path:str|Path) -> int: # how many
     "Write half-truths as JSON lines, whole or not at all."
-    lines = [json.dumps(row._asdict(), ensure_ascii=False) + '\n' for row in rows]
-    with atomic_write(path) as part: part.write_text(''.join(lines), encoding='utf-8', newline='\n')
-    return len(lines)
+    return write_json_lines(path, (row._asdict() for row in rows))
 
 def read_half_truths(path:str|Path) -> list[HalfTruth]:
     "Raises `CSClipError` naming file and line for what is no row of half-truths, and for a file without any."
-    try: lines = Path(path).read_text(encoding='utf-8').splitlines()
-    except (OSError, UnicodeDecodeError) as e: raise CSClipError(f'{path}: cannot be read ({e}); expected half-truths as JSON lines') from None
-    rows = [_half_truth(line, f'{path}: line {n}') for n, line in enumerate(lines, 1) if line.strip()]
+    rows = [_half_truth(line, f'{path}: line {n}') for n, line in read_lines(path) if line.strip()]
     if not rows: raise CSClipError(f'{path}: no half-truths in it; expected JSON lines')
     return rows
 

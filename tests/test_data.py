@@ -1,5 +1,4 @@
 import io, json, multiprocessing, pickle, shutil, tarfile, tracemalloc, zipfile
-from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq, pytest, torch
 from hypothesis import given, settings, strategies as st
 from PIL import Image

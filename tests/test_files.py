@@ -3,8 +3,8 @@ import contextlib, errno, os, resource, signal, subprocess, sys
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq, pytest
 from hypothesis import given, settings, strategies as st
-from cs_clip.files import (CSClipError, atomic_write, field, file_digest, local_folder, read_json, read_json_lines, read_lines, read_shard,
-                           shard_paths, write_json, write_shard, write_text)
+from cs_clip.files import (CSClipError, atomic_write, clear_shards, field, file_digest, local_folder, read_json, read_json_lines, read_lines, read_shard,
+                           shard_paths, write_json, write_json_lines, write_shard, write_text)
 
 WRITER = '''
 import sys, time
@@ -143,3 +143,20 @@ def test_a_shard_that_cannot_be_read_is_named(tmp_path, harm):
     harm(path)
     with pytest.raises(CSClipError, match='part-00000.parquet: .*parse stage'): read_shard(path, ['caption'], 'parse')
     with pytest.raises(CSClipError, match='none: no part.*run the parse stage first'): shard_paths(tmp_path/'none', 'parse')
+
+def test_other_shards_go_and_strangers_stay(tmp_path):
+    for n in range(3): write_shard(tmp_path/f'part-0000{n}.parquet', [{'caption': str(n)}], SCHEMA, f'run {n}')
+    (tmp_path/'part-00003.parquet').write_bytes(b'PAR1 torn')
+    pq.write_table(pa.table({'mine': [1]}), tmp_path/'part-00004.parquet')
+    clear_shards(tmp_path, [tmp_path/'part-00001.parquet'])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['part-00001.parquet', 'part-00004.parquet']
+
+def test_json_lines_come_back_and_are_written_whole(tmp_path):
+    rows = [{'caption': 'a café'}, ['x'], 3]
+    assert write_json_lines(tmp_path/'x.jsonl', iter(rows)) == 3
+    assert [item for _, item in read_json_lines(tmp_path/'x.jsonl')] == rows
+    def dies():
+        yield 'a cat'
+        raise RuntimeError
+    with pytest.raises(RuntimeError): write_json_lines(tmp_path/'x.jsonl', dies())
+    assert [item for _, item in read_json_lines(tmp_path/'x.jsonl')] == rows
