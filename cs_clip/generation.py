@@ -62,6 +62,7 @@ class Slot:
     lead: str = '' # put before the word, as ' and a '
     unlike: tuple = () # words that the new one must not mean either
     attribute: str = 'other' # `attribute_class` that the new word must have
+    number: str = '' # 'singular' or 'plural' noun, for words that do not show it: sheep
 
     def edit(self, word:str) -> tuple[int, int, str]: # start and end of what goes, and what comes in its place
         "The smallest edit that puts the word in: an indefinite article right before the hole follows its sound."
@@ -138,7 +139,7 @@ def _noun(g:SceneGraph, o:Object) -> Span:
 
 def _object_slot(g, o):
     noun = _noun(g, o)
-    return Slot(g.caption, noun.start, noun.end, ('noun',), o.text, unlike=(noun.text,))
+    return Slot(g.caption, noun.start, noun.end, ('noun',), o.text, unlike=(noun.text,), number=o.number)
 
 def _attribute_categories(word):
     kinds = categories(word)
@@ -152,9 +153,12 @@ def _attribute_slot(g, a):
     return Slot(g.caption, a.start, a.end, _attribute_categories(a.text), a.text, unlike=_others(g, a), attribute=attribute_class(a.text))
 
 # %% ../nbs/04_generation.ipynb #87f4cd11
+_HAVE = ('has', 'have', 'had', 'having')
+
 def _is_verb(words):
     "Does a relation begin with a verb? 'riding', 'talking to', but not 'close to', 'full of', 'left of'."
     first, second = words[0].group().lower(), words[1].group().lower() if len(words) > 1 else ''
+    if first in _HAVE: return True # a function word to the lexicon
     return first not in OPPOSITES and 'verb' in categories(first) and (second not in ('to', 'of') or forms(first, 'verb') != {'VB'})
 
 def _relation_slots(g, r):
@@ -175,19 +179,34 @@ def _relation_slots(g, r):
 
 # %% ../nbs/04_generation.ipynb #b3d290a2
 def _add_object_slot(g, o):
-    lead = ' and a ' if re.match(r'(?i)(an?|the|one)\b', g.caption[o.phrase.start:o.start]) else ' and '
-    return Slot(g.caption, o.end, o.end, ('noun',), o.text.lower(), lead, tuple(x.text for x in g.objects if x != o))
+    one = o.number == 'singular' and re.match(r'(?i)(an?|the|one)\b', g.caption[o.phrase.start:o.start])
+    return Slot(g.caption, o.end, o.end, ('noun',), o.text.lower(), ' and a ' if one else ' and ', tuple(x.text for x in g.objects if x != o),
+                number=o.number)
 
 def _alone(g, o):
-    "Is the object one that nothing else may stand beside, since a verb agrees with it? 'The door is pink'."
-    following = re.match(r'\s+(?:that\s+|which\s+|who\s+)?(\w+)', g.caption[o.end:])
-    if not following or o.number != 'singular': return False
-    return following[1].lower() in ('is', 'was', 'has', 'does') or 'VBZ' in forms(following[1], 'verb')
+    "Is the object one that nothing else may stand beside? A verb agrees with it: 'The door in the wall is pink'; it owns: 'a man's hat'."
+    if re.match("['’]", g.caption[o.end:]): return True
+    if o.number != 'singular': return False
+    said = [*(r for r in g.relations if g.objects[r.subject] == o), *(a for a in g.attributes if g.objects[a.object] == o and a.start > o.end)]
+    before = [m[1].lower() for x in said if (m := re.search(r'(\w+)\W+$', g.caption[:x.start]))]
+    after = re.match(r'\s+(?:that\s+|which\s+|who\s+)?(\w+)', g.caption[o.end:])
+    agreeing = [after[1] if after else '', *(re.match(r'\w*', x.text)[0] for x in said)]
+    return any(w in ('is', 'was', 'has', 'does') for w in before) or any(w.lower() in _HAVE[:1] or 'VBZ' in forms(w, 'verb') for w in agreeing)
 
 def _add_attribute_slot(g, a):
     "Beside a colour another colour, beside a size a colour: 'tiny and big' would contradict itself."
     attribute = 'other' if attribute_class(a.text) == 'other' else 'colour'
     return Slot(g.caption, a.end, a.end, _attribute_categories(a.text), a.text.lower(), ' and ', _others(g, a), attribute)
+
+_DENIAL = re.compile(r"\b(?:no|not|never|without|nothing)\s+(?:[\w-]+\s+){0,2}$|n['’]t\s+(?:[\w-]+\s+){0,2}$", re.I)
+
+def _denied(g, element):
+    "Does the caption deny it? Instead of 'no dogs', 'no cats' may be true as well."
+    return _DENIAL.search(g.caption[:element.start]) is not None
+
+def _inner(g, a):
+    "Does another attribute of the object follow at once? 'a small brown dog' takes 'and white' after the colour."
+    return any(x.object == a.object and a.end < x.start and g.caption[a.end:x.start].isspace() for x in g.attributes)
 
 def _is_word(span): return span.text.replace('-', '').replace("'", '').isalpha()
 
@@ -197,13 +216,13 @@ def slots(
     rng:random.Random,
 ) -> list[Slot]: # of one element, chosen by `rng`; empty when there is none
     "The holes of the element that a negative of this kind edits."
-    words = lambda spans: [s for s in spans if _is_word(s)]
+    words = lambda spans: [s for s in spans if _is_word(s) and not _denied(graph, s)]
     if kind == 'replace_obj': options = [[_object_slot(graph, o)] for o in words(graph.objects)]
     elif kind == 'replace_att': options = [[_attribute_slot(graph, a)] for a in words(graph.attributes)]
-    elif kind == 'replace_rel': options = [found for r in graph.relations if (found := list(_relation_slots(graph, r)))]
+    elif kind == 'replace_rel': options = [found for r in graph.relations if not _denied(graph, r) and (found := list(_relation_slots(graph, r)))]
     elif kind == 'add_obj': options = [[_add_object_slot(graph, o)] for o in words(graph.objects) if not _alone(graph, o)]
     elif kind == 'add_att':
-        options = [[_add_attribute_slot(graph, a)] for a in words(graph.attributes) if attribute_class(a.text) != 'number']
+        options = [[_add_attribute_slot(graph, a)] for a in words(graph.attributes) if attribute_class(a.text) != 'number' and not _inner(graph, a)]
     else: raise ValueError(f'{kind!r}: expected a kind that replaces or adds')
     return options[rng.randrange(len(options))] if options else []
 
@@ -220,14 +239,15 @@ def swaps(
 ) -> list[tuple]: # of pairs of spans, the first one first in the text
     """Pairs whose exchange makes another claim. Objects: of equal number, told apart by an attribute or joined by a predicate whose sides
     are not alike ('next to', 'and' would be true again). Attributes: of one class, of objects with different nouns."""
+    objects, attributes = ([x for x in found if not _denied(graph, x)] for found in (graph.objects, graph.attributes))
     if kind == 'swap_att':
-        return [(a, b) for a, b in _apart(graph.attributes) if a.object != b.object
+        return [(a, b) for a, b in _apart(attributes) if a.object != b.object
                 and attribute_class(a.text) == attribute_class(b.text) and not _same(a.text, b.text)
                 and not _same(graph.objects[a.object].text, graph.objects[b.object].text)]
     directed = {frozenset((r.subject, r.object)) for r in graph.relations if not symmetric(r.text)}
     index, said = {o: k for k, o in enumerate(graph.objects)}, [set() for _ in graph.objects]
     for a in graph.attributes: said[a.object].add(a.text.lower())
-    return [(_noun(graph, a), _noun(graph, b)) for a, b in _apart(graph.objects) if a.number == b.number and not _same(a.text, b.text)
+    return [(_noun(graph, a), _noun(graph, b)) for a, b in _apart(objects) if a.number == b.number and not _same(a.text, b.text)
             and (frozenset((index[a], index[b])) in directed or said[index[a]] != said[index[b]])]
 
 # %% ../nbs/04_generation.ipynb #557bec97
@@ -257,7 +277,7 @@ class _Words:
 
     def fitting(self, slot:Slot) -> list[int]: # places in the vocabulary, ascending
         "The words that fit the slot by category and form, whatever they mean."
-        key = slot.categories, slot.attribute, slot.like.lower() == 'one', *(forms(slot.like, c) for c in slot.categories)
+        key = slot.categories, slot.attribute, slot.number, slot.like.lower() == 'one', *(forms(slot.like, c) for c in slot.categories)
         if slot.categories == ('opposite',): key += (slot.like.lower(),)
         if key not in self.known: self.known[key] = [i for i, w in enumerate(self.words) if not _misfit(w, slot)]
         return self.known[key]
@@ -271,11 +291,12 @@ def _misfit(word, slot) -> str|None: # why the word cannot stand in the slot, wh
     fitting = [c for c in slot.categories if c in categories(word)]
     if not fitting or word in OPPOSITES: return f'no {" or ".join(slot.categories)}'
     if attribute_class(word) != slot.attribute: return f'no {slot.attribute}' if slot.attribute != 'other' else f'a {attribute_class(word)}'
-    return None if any(_in_form(word, slot.like, c) for c in fitting) else f'not in the form of "{slot.like}"'
+    return None if any(_in_form(word, slot, c) for c in fitting) else f'not in the form of "{slot.like}"'
 
-def _in_form(word, like, category):
-    if category != 'noun' or not (known := forms(like, 'noun')): return agrees(word, like, category)
-    return ('NN' in forms(word, 'noun')) == ('NN' in known) # dictionaries have "dog" for a plural too, as of sheep
+def _in_form(word, slot, category):
+    if category != 'noun' or not (known := forms(slot.like, 'noun')): return agrees(word, slot.like, category)
+    one = slot.number == 'singular' if slot.number and len(known) > 1 else 'NN' in known
+    return ('NN' in forms(word, 'noun')) == one # dictionaries have "dog" for a plural too, as of sheep
 
 def _means_alike(word, slot) -> str|None: # what the slot held, or must not say, that the word may stand for
     return next((w for w in (slot.like, *slot.unlike) if word in w.lower().split() or _same(word, w)), None)
@@ -417,7 +438,7 @@ class MLMPropose:
         if key not in self._tensors: self._tensors[key] = torch.tensor([self.ids[i] for i in places])
         order = _descending(logp[self._tensors[key]])
         best = islice((places[i] for i in order if not _means_alike(self.words.words[places[i]], slot)), self.k)
-        return [Candidate(self.words.words[i], rank, round(float(logp[self.ids[i]].exp()), 5)) for rank, i in enumerate(best)]
+        return [Candidate(self.words.words[i], rank, float(f'{logp[self.ids[i]].exp():.4g}')) for rank, i in enumerate(best)]
 
     def explain(self, slot:Slot) -> Iterator[tuple[str, float, str|None]]: # token, probability, why it is no candidate
         "What the model would put into the slot, best first, until all candidates are found."
@@ -446,7 +467,7 @@ class RandomPropose:
     ):
         said, self.seed = {name: set() for name in _ELEMENT.values()}, seed
         for g in graphs:
-            for name, words in said.items(): words.update(w for e in getattr(g, name) for w in re.findall('[a-z]+', e.text.lower()))
+            for name, words in said.items(): words.update(w for e in getattr(g, name) for w in re.findall('[a-z]{2,}', e.text.lower()))
         self.words, self.digest = {name: _Words(sorted(words)) for name, words in said.items()}, digest('random', seed, *map(sorted, said.values()))
 
     def __call__(self, slots:list[Slot]) -> list[list[Candidate]]: # of one candidate each, or none
@@ -544,7 +565,7 @@ class Considered:
     candidate: bool = True # `False` for a word that the proposer dropped
 
 # %% ../nbs/04_generation.ipynb #8757449f
-RULES = 6 # raised when the rules here or in the lexicon change, so that negatives on disk made by older ones are not used again
+RULES = 7 # raised when the rules here or in the lexicon change, so that negatives on disk made by older ones are not used again
 
 class HardNegatives:
     "Captions, or scene graphs, to hard negatives: at most one of each kind a caption."

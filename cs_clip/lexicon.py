@@ -7,13 +7,14 @@ __all__ = ['PREPOSITIONS', 'NUMERALS', 'SIZES', 'FUNCTION_WORDS', 'CATEGORIES', 
            'agrees', 'same_meaning', 'symmetric', 'article']
 
 # %% ../nbs/03_lexicon.ipynb #c9f218f5
+import re
 from functools import cache
 
 from lemminflect import getAllLemmas, getInflection
 
 # %% ../nbs/03_lexicon.ipynb #a23fe4f5
-PREPOSITIONS = frozenset('''about above across against along among around at behind below beneath beside between beyond by down
-    for from in inside into near of off on onto out outside over past through to toward towards under underneath up upon with
+PREPOSITIONS = frozenset('''aboard about above across against along alongside amid among around at atop before behind below beneath beside between
+    beyond by down during for from in inside into near of off on onto out outside over past through to toward towards under underneath up upon with
     within without'''.split())
 NUMERALS = frozenset('one two three four five six seven eight nine ten eleven twelve several many few some both'.split())
 SIZES = frozenset('small little tiny big large huge tall short long wide narrow'.split())
@@ -22,6 +23,7 @@ FUNCTION_WORDS = frozenset('''a an the this that these those and or but nor is a
     your our who whom which what there here where when as than then so if while because very too also just only more most all any
     each every such same own other another'''.split())
 CATEGORIES = ('noun', 'adjective', 'verb', 'preposition', 'numeral')
+_PLURAL = ('people', 'police', 'cattle', 'sunglasses') # without a form of one
 
 # %% ../nbs/03_lexicon.ipynb #87aa26a7
 # Readings that the dictionary has and captions have not: fewer than one in 25 of a word's places in 60,000 captions of COCO and Visual Genome,
@@ -44,13 +46,26 @@ _SELDOM = {c: frozenset(words.split()) for c, words in {
         skateboard skis sky slice slope snow snowboard station stone store suit sun table tail top tower track tracks traffic tree trees trick
         truck video view wall water wave window windows wires wood'''}.items()}
 
+# Words of captions, more than one in 10,000 of COCO's, that the dictionary lacks. Plurals and other forms are regular.
+_ADDED = {**dict.fromkeys('''bandana bookcase burger cafe cellphone cityscape closeup cop countertop cupcake dumpster duvet fridge frisbee hotdog
+    iphone ipod jetliner laptop outfield pepperoni pub reflection remote seagull selfie skateboarder skillet smartphone snowboarder suv teddy trashcan
+    trunk tv veggie wetsuit wii windowsill'''.split(), 'NOUN'), **dict.fromkeys('''african american arabic asian canadian chinese english european
+    french japanese mexican metallic retro roman shirtless unmade victorian'''.split(), 'ADJ')}
+
+@cache
+def _readings(w): # part of speech -> lemmas
+    known = getAllLemmas(w)
+    singular = w if w in _ADDED else w.removesuffix('s')
+    if singular in _ADDED and (pos := _ADDED[singular]) not in known and (pos == 'NOUN' or w == singular): known = {**known, pos: (singular,)}
+    return known or ({'NOUN': (w,)} if w in _PLURAL else {})
+
 @cache
 def categories(word:str) -> frozenset: # of `CATEGORIES`
     "The grammatical categories a single word can have. Function words have none, so they are never candidates."
     w = word.lower()
     if w in FUNCTION_WORDS or not w.isalpha(): return frozenset()
     found = {'NOUN': 'noun', 'ADJ': 'adjective', 'VERB': 'verb'}
-    kinds = {found[p] for p in getAllLemmas(w) if p in found}
+    kinds = {found[p] for p in _readings(w) if p in found}
     kinds = {c for c in kinds if w not in _SELDOM[c]} or kinds
     if w in PREPOSITIONS: kinds = {'preposition'}
     if w in NUMERALS: kinds = {'numeral'}
@@ -61,13 +76,12 @@ def categories(word:str) -> frozenset: # of `CATEGORIES`
 def lemma(word:str, category:str) -> str:
     "The dictionary form of a word as a noun, adjective or verb; the word itself where the dictionary has none."
     tag = {'noun': 'NOUN', 'adjective': 'ADJ', 'verb': 'VERB'}.get(category)
-    found = getAllLemmas(word.lower()).get(tag, ()) if tag else ()
+    found = _readings(word.lower()).get(tag, ()) if tag else ()
     if found: return found[0]
     w = word.lower()
-    return w[:-1] if tag == 'NOUN' and len(w) > 2 and w.endswith('s') and not getAllLemmas(w) else w  # "tvs", which the dictionary lacks
+    return w[:-1] if tag == 'NOUN' and len(w) > 2 and w.endswith('s') and not _readings(w) else w  # of a word that no dictionary has
 
 # %% ../nbs/03_lexicon.ipynb #69742b4a
-_PLURAL = ('people', 'police', 'cattle') # singular in form alone
 _TAGS = {'noun': ('NN', 'NNS'), 'verb': ('VB', 'VBD', 'VBG', 'VBN', 'VBZ'), 'adjective': ('JJ', 'JJR', 'JJS')}
 
 @cache
@@ -89,10 +103,10 @@ def agrees(
 # %% ../nbs/03_lexicon.ipynb #c514bc02
 _SAME = tuple(tuple(group.split('/')) for group in (
     'couch/sofa', 'bicycle/bike', 'motorcycle/motorbike', 'car/automobile', 'truck/lorry', 'taxi/cab',
-    'plane/airplane/aeroplane/aircraft', 'boat/sailboat', 'television/tv', 'mug/cup', 'phone/telephone/cellphone', 'gift/present',
+    'plane/airplane/aeroplane/aircraft', 'boat/sailboat', 'television/tv', 'mug/cup', 'phone/telephone/cellphone/smartphone', 'fridge/refrigerator', 'cop/policeman', 'gift/present',
     'shovel/trowel', 'bathtub/tub', 'hamburger/burger', 'house/home', 'man/guy/gentleman', 'woman/lady', 'child/kid',
     'person/human/people', 'picture/photo/image/photograph', 'road/street', 'rock/stone', 'purple/violet', 'gray/grey',
-    'small/little/tiny', 'big/large/huge', 'on top of/on/atop/upon', 'above/over', 'below/under/beneath/underneath',
+    'small/little/tiny', 'big/large/huge', 'old/elderly', 'warm/hot', 'metal/metallic', 'on top of/on/atop/upon', 'above/over', 'below/under/beneath/underneath',
     'next to/beside/near/by/alongside/close to', 'in front of/before', 'behind/in back of', 'in/inside/within',
     'holding/carrying', 'held by/carried by', 'to the left of/left of/on the left of', 'to the right of/right of/on the right of',
     'sitting/seated', 'looking/watching', 'several/many/some/few'))
@@ -110,7 +124,7 @@ def _group(phrase):
 
 def _lemmas(word): # "leaves" is of "leaf" and of "leave"
     w = word.lower()
-    return {w, *(l for found in getAllLemmas(w).values() for l in found)} if w else set()
+    return {w, *(l for found in _readings(w).values() for l in found)} if w else set()
 
 def same_meaning(a:str, b:str) -> bool:
     "Are two words or short phrases forms of one word, synonyms, or so close that one could stand for the other?"
@@ -130,12 +144,12 @@ def symmetric(predicate:str) -> bool:
     return p in SYMMETRIC or verb.endswith('ing') and rest in SYMMETRIC  # "standing by", but not "held by" or "filled with"
 
 # %% ../nbs/03_lexicon.ipynb #040b1d97
-_AN = ('hour', 'honest', 'honor', 'honour', 'heir', 'herb', '8', '11', '18', 'x-ray', 'suv', 'mri')
-_A = ('uni', 'use', 'usu', 'uti', 'eu', 'ewe', 'one', 'once', 'ukulele', 'ufo')
+_AN = re.compile(r'hour|honest|hono|heir|herb|8|1[18](?!\d)|[fhlmnrsx]-|(?:fbi|hdtv|lcd|led|mp3|mri|nba|nfl|rv|suv|x)s?\b')
+_A = re.compile(r'uni(?![nmd])|us[eu]|ut[ei]|eu|ewe|one|once|u-|ubiq|ur[ai]n|ukulele|ufo')
 
 def article(word:str) -> str: # 'a' or 'an'
     "The indefinite article before a word, by its sound."
     w = word.lower()
-    if w.startswith(_AN): return 'an'
-    if w.startswith(_A) and not w.startswith(('unin', 'unim', 'unid')): return 'a'
+    if _AN.match(w): return 'an'
+    if _A.match(w): return 'a'
     return 'an' if w[:1] in tuple('aeiou') else 'a'

@@ -17,7 +17,8 @@ from spacy.symbols import IDS
 from spacy.tokens import Doc
 from spacy.util import filter_spans
 from tqdm import tqdm
-from .files import CSClipError, batches, clear_shards, digest, file_digest, read_shard, shard_fingerprint, shard_paths, struct_list, write_shard
+from .files import (
+    CSClipError, UNFINISHED, batches, clear_shards, digest, file_digest, read_shard, shard_fingerprint, shard_paths, struct_list, write_shard, write_text)
 
 # %% ../nbs/02_parsing.ipynb #a1f0bb54
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +119,7 @@ _PART = r'(?:left|right|top|bottom|front|back|side|middle|center|centre|edge|cor
 _PREPOSITION = re.compile(rf'''\b(?:
     (?:in|on|at|to|from|along|near|by|towards?)\s+(?:the\s+|each\s+|either\s+|both\s+|other\s+|far\s+|very\s+|opposite\s+)*
         (?:(?:left|right)(?:\s+|-)(?:hand(?:\s+|-))?)?{_PART}s?\s+of
-    | (?:left|right)\s+of | (?<!\bthe\s)(?<!\ba\s)(?:left|right)\s+(?:hand\s+)?side\s+of | front\s+of | next\s+to | close\s+to
+    | (?:left|right)\s+of | (?<!\bthe\s)(?<!\ba\s)(?:left|right)\s+(?:hand\s+)?side\s+of | (?<!\bthe\s)(?<!\ba\s)front\s+of | next\s+to | close\s+to
     | in\s+between | inside\s+of | outside\s+of | far\s+from | adjacent\s+to | up\s+against | out\s+of | across\s+from | away\s+from
     | ahead\s+of | on\s+to | near\s+to | along\s?side\s+of | opposite\s+of
     )\b''', re.I | re.X)
@@ -362,6 +363,7 @@ _DESCRIBING = set( # nouns that say what the noun after them is like: its materi
     'wire chrome wicker bamboo cardboard rubber straw denim jean wool silk cloth canvas porcelain brass copper pine oak palm '
     'chocolate vanilla baby adult toy plaid floral oval neon khaki burgundy teal navy cream clay foil wii laptop'.split())
 _NUMERALS = set('two three four five six seven eight nine ten eleven twelve'.split())
+_PLURAL = _NUMERALS | set('several many few both these those'.split()) # say that what follows is more than one
 
 def _worn(t):
     "The colour of \"a girl in white\"."
@@ -408,7 +410,7 @@ def _phrase(head):
     return _span(head.doc, min([head.i, *(c.left_edge.i for c in left)]), head.i)
 
 def _object(head):
-    plural = head.tag_ in ('NNS', 'NNPS') or any(c.lower_ in _NUMERALS for c in head.children if c.dep_ == 'nummod')
+    plural = head.tag_ in ('NNS', 'NNPS') or any(c.lower_ in _PLURAL for c in head.children if c.i < head.i) # "several sheep"
     return Object(head.text, head.idx, head.idx + len(head), _phrase(head), 'plural' if plural else 'singular')
 
 # %% ../nbs/02_parsing.ipynb #3c4375ab
@@ -643,7 +645,7 @@ def _graph(doc):
     attributes = _attributes(clause.heads, clause.subjects)
     return SceneGraph(doc.text, tuple(map(_object, clause.heads)), tuple(attributes), tuple(_relations(clause)))
 
-RULES = 5 # raised when the rules change, so that graphs on disk made by older ones are not used again
+RULES = 6 # raised when the rules change, so that graphs on disk made by older ones are not used again
 
 class SceneGraphParser:
     "Captions to scene graphs, with spaCy's small English model and rules over its dependency trees."
@@ -681,6 +683,14 @@ def processes() -> PartialState:
     the paper's speed longer than the half hour that torch would allow."""
     return PartialState(timeout=timedelta(days=7))
 
+def _begin(out, state):
+    if state.is_main_process: write_text(Path(out)/UNFINISHED, 'shards may be missing, or made with other parameters\n')
+
+def _end(out, state):
+    state.wait_for_everyone()
+    if state.is_main_process: (Path(out)/UNFINISHED).unlink()
+    state.wait_for_everyone() # the others may read the folder next
+
 def follow_shards(
     graphs:str|Path, # folder that `parse_file` wrote
     out:str|Path, # folder of one Parquet shard for each of its
@@ -692,11 +702,12 @@ def follow_shards(
     models or graphs is never used again. Processes under `accelerate launch` share the shards. Raises `CSClipError` where there are no graphs."""
     sources, state = shard_paths(graphs, 'parse'), processes()
     shards = [Path(out)/source.name for source in sources]
+    _begin(out, state)
     if state.is_main_process: clear_shards(out, shards)
     for source, path in [*zip(sources, shards)][state.process_index::state.num_processes]:
         fingerprint = digest(*made_by, file_digest(source), str(schema))
         if shard_fingerprint(path) != fingerprint: write_shard(path, list(rows(source)), schema, fingerprint)
-    state.wait_for_everyone()
+    _end(out, state)
     return shards
 
 def _checked(parser, rows, counts):
@@ -723,13 +734,14 @@ def parse_file(
     counts = dict.fromkeys(('captions', 'empty', 'objects', 'attributes', 'relations', 'shards', 'reused'), 0)
     paths = []
     for shard in batches(_checked(parser, rows, counts), shard_size):
+        if not paths: _begin(out, state)
         path, fingerprint = out/f'part-{len(paths):05d}.parquet', digest(parser.digest, [list(r) for r in shard])
         if shard_fingerprint(path) == fingerprint: counts['reused'] += 1
         elif len(paths) % state.num_processes == state.process_index: _write(parser, shard, path, fingerprint)
         paths.append(path)
     if not paths: raise CSClipError(f'{out}: nothing to parse ({counts["empty"]} empty captions); expected at least one caption')
-    state.wait_for_everyone()
     if state.is_main_process: clear_shards(out, paths)
+    _end(out, state)
     for path in paths:
         for row in read_shard(path, ('objects', 'attributes', 'relations'), 'parse'):
             counts['captions'] += 1

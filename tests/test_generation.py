@@ -12,7 +12,8 @@ from hypothesis import given, settings, strategies as st
 from transformers import BertForSequenceClassification
 
 from cs_clip import generation as gen
-from cs_clip.files import CSClipError, write_shard
+from cs_clip.data import load_supervision
+from cs_clip.files import UNFINISHED, CSClipError, write_shard
 from cs_clip.parsing import COLOURS, SCHEMA, Attribute, Object, Relation, SceneGraph, SceneGraphParser, Span
 
 PARSER = SceneGraphParser()
@@ -105,6 +106,36 @@ def test_no_swap_that_is_true_again():
 def test_an_added_object_does_not_break_the_verbs_agreement():
     assert gen.slots(graph('The dog is here', ['The dog']), 'add_obj', random.Random(0)) == []
     assert gen.slots(graph('A dog that rides', ['A dog']), 'add_obj', random.Random(0)) == []
+
+@pytest.mark.parametrize('caption, alone', [
+    ('the man with glasses talks on a phone', 'man'), ('a man in a red jacket is riding a horse', 'man'), ("a man's hat on a table", 'man'),
+    ('the door in the wall is pink', 'door'), ('the dog that sleeps on a mat', 'dog')])
+def test_nothing_is_added_to_what_a_verb_agrees_with_however_far_away(caption, alone):
+    graph = next(iter(PARSER.parse([caption])))
+    taken = {s.start for seed in range(30) for s in gen.slots(graph, 'add_obj', random.Random(seed))}
+    ends = {o.text: o.end for o in graph.objects}
+    assert ends[alone] not in taken
+
+@pytest.mark.parametrize('caption, denied', [
+    ('No people on the street with two cars', 'people'), ('A dog without a red leash on a mat', 'leash'), ('a bus that is not red near a green car', 'red')])
+def test_what_a_caption_denies_is_not_edited(caption, denied):
+    graph, place = next(iter(PARSER.parse([caption]))), caption.index(denied)
+    for kind in gen.KINDS:
+        if kind.startswith('swap'): spans = [s for pair in gen.swaps(graph, kind) for s in pair]
+        else: spans = [s for seed in range(20) for s in gen.slots(graph, kind, random.Random(seed))]
+        assert not any(s.start <= place < s.end or s.end == place + len(denied) for s in spans), kind
+
+@pytest.mark.parametrize('caption, kind, lead', [('several sheep in a field', 'add_obj', ' and '), ('the people on a bench', 'add_obj', ' and '),
+                                                 ('the sheep and the fish', 'add_obj', ' and a ')])
+def test_number_is_the_determiners_where_the_word_does_not_tell(caption, kind, lead):
+    graph = next(iter(PARSER.parse([caption])))
+    assert gen._add_object_slot(graph, graph.objects[0]).lead == lead
+    slot, words = gen._object_slot(graph, graph.objects[0]), gen._Words(['dog', 'dogs', 'zebras', 'zebra'])
+    assert [words.words[i][-1] == 's' for i in words.fitting(slot)] == [lead == ' and ']*2
+
+def test_owning_is_a_verb():
+    graph = next(iter(PARSER.parse(['The kitchen has a silver refrigerator'])))
+    assert [(s.categories, s.like) for s in gen.slots(graph, 'replace_rel', random.Random(0))] == [(('verb',), 'has')]
 
 def test_attribute_classes():
     assert [gen.attribute_class(w) for w in ('red', 'dark blue', 'tiny', 'two', '3', 'wooden', '')] == \
@@ -273,6 +304,16 @@ def test_other_parameters_never_reuse_a_shard(parsed, tmp_path, change):
     gen.generate_file(parsed, tmp_path/'fresh', engine(**change))
     assert {k: v[0] for k, v in state(tmp_path/'out').items()} == {k: v[0] for k, v in state(tmp_path/'fresh').items()}
 
+def test_a_run_broken_off_with_new_parameters_is_not_read(parsed, tmp_path):
+    gen.generate_file(parsed, tmp_path, engine())
+    whole = (parsed/'part-00001.parquet').read_bytes()
+    (parsed/'part-00001.parquet').write_bytes(b'torn')
+    with pytest.raises(CSClipError): gen.generate_file(parsed, tmp_path, engine(seed=1))
+    with pytest.raises(CSClipError, match='the generate stage was broken off'): load_supervision(tmp_path)
+    (parsed/'part-00001.parquet').write_bytes(whole)
+    gen.generate_file(parsed, tmp_path, engine(seed=1))
+    assert len(load_supervision(tmp_path)) == 5
+
 def test_shards_of_other_graphs_do_not_stay(parsed, tmp_path):
     gen.generate_file(parsed, tmp_path/'out', engine())
     (parsed/'part-00002.parquet').unlink()
@@ -287,7 +328,7 @@ def test_shards_of_other_graphs_do_not_stay(parsed, tmp_path):
 def test_broken_and_foreign_graphs_are_named(parsed, tmp_path, harm, said):
     harm(parsed/'part-00001.parquet')
     with pytest.raises(CSClipError, match=f'part-00001.parquet: {said}'): gen.generate_file(parsed, tmp_path/'out', engine())
-    assert [p.name for p in (tmp_path/'out').iterdir()] == ['part-00000.parquet']
+    assert {p.name for p in (tmp_path/'out').iterdir()} == {'part-00000.parquet', UNFINISHED}
 
 @pytest.fixture
 def variant(bert_mlm, nli):

@@ -63,7 +63,7 @@ while True:
         runs += 1
     else:
         found = content(folder)
-        assert {k: v for k, v in found.items() if not k.endswith('.part')}.items() <= whole.items(), f'after kill {len(left)}: a file of other bytes'
+        assert {k: v for k, v in found.items() if not k.endswith(('unfinished', '.part'))}.items() <= whole.items(), f'after kill {len(left)}: a file of other bytes'
         left.append(count(folder))
 print(json.dumps({'left': left, 'whole': len(whole)}))
 '''

@@ -23,6 +23,14 @@ def test_different_words_mean_different_things():
     for words in (world.COLOURS, world.SIZES, world.NOUN, [r for r in world.RELATIONS if r not in ('on', 'above')]):
         assert [(a, b) for a in words for b in words if a < b and lx.same_meaning(a, b) and {a, b} != {'riding', 'on'}] == []
 
+@pytest.mark.parametrize('one, many', [('tv', 'tvs'), ('frisbee', 'frisbees'), ('fridge', 'fridges'), ('skateboarder', 'skateboarders'), ('suv', 'suvs')])
+def test_words_of_captions_that_the_dictionary_lacks(one, many):
+    assert lx.categories(one) == lx.categories(many) == {'noun'} and lx.lemma(many, 'noun') == one
+    assert (lx.forms(one, 'noun'), lx.forms(many, 'noun')) == ({'NN'}, {'NNS'}) and lx.same_meaning(one, many)
+
+def test_prepositions_of_captions():
+    assert all(lx.categories(w) == {'preposition'} for w in ('atop', 'aboard', 'alongside', 'amid', 'before', 'during'))
+
 def test_categories_and_agreement():
     assert 'noun' in lx.categories('dog') and 'adjective' in lx.categories('red') and 'verb' in lx.categories('riding')
     assert lx.categories('beside') == {'preposition'} and lx.categories('three') == {'numeral'} and not lx.categories('the')
