@@ -421,7 +421,8 @@ def retrieval(
     name:str='retrieval', # of the benchmark: a run may have retrieval on COCO and on Flickr
 ) -> Benchmark:
     "Image-text retrieval on a split of a Karpathy file (COCO, Flickr). Raises `CSClipError` as `read_karpathy` does."
-    records, published = read_karpathy(path, split), _KARPATHY.get(read_json(path).get('dataset'), {})
+    records = read_karpathy(path, split)
+    published = _KARPATHY.get(records.dataset, {})
     choices = [Choice(r.image, split, r.image, r.captions) for r in records]
     pictures = sum(published.get(s, 0) for s in split.split('+')) or len(records) + records.skipped.get('image without a caption', 0)
     return Benchmark(name, choices, Path(images), {'i2t': pictures, 't2i': sum(len(r.captions) for r in records)}, 'retrieval', records.skipped)

@@ -39,7 +39,7 @@ def _ahead(
 # %% ../nbs/13_evaluation.ipynb #60b06863
 def _finite(x, names):
     "Raise `CSClipError` naming the first item whose embedding is not a finite number."
-    if (bad := (~torch.isfinite(x).all(1)).nonzero()).numel():
+    if (bad := (~torch.isfinite(x.flatten(1)).all(1)).nonzero()).numel():
         raise CSClipError(f'{names[bad[0, 0]]}: the model\'s embedding is not finite; its weights are broken, or its precision is too low')
     return x
 
@@ -153,10 +153,11 @@ class Embedder:
         batch_size:int=256,
         threads:int=2, # that decode pictures
         cache:str|Path|None=None, # folder that keeps embeddings from run to run; `None` keeps them in memory alone
+        matching:bool=False, # score a picture with its texts by the model's `scores`, which for BLIP-2 sees both at once; else by embeddings
     ):
         if batch_size < 1: raise CSClipError(f'batch_size is {batch_size}; expected 1 or more')
-        self.model, self.batch_size, self.threads = model.eval(), batch_size, threads
-        self._images, self._texts, self.missing, self.clipped, self.cache = {}, {}, {}, set(), None
+        self.model, self.batch_size, self.threads, self.matching = model.eval(), batch_size, threads, matching
+        self._images, self._texts, self._tokens, self.missing, self.clipped, self.cache = {}, {}, {}, {}, set(), None
         # on a CPU few pictures at once stay in its caches: a sixth faster for ViT-B/32
         self._at_once = 16 if getattr(model, 'device', torch.device('cpu')).type == 'cpu' else batch_size
         if cache: self.cache = VectorCache(Path(cache)/digest(self.digest, model.preprocess_cfg, getattr(model, 'model_cfg', None)))
@@ -215,13 +216,41 @@ class Embedder:
                 if self.cache: self.cache.add([contents[k] for k in names], x.numpy(), clipped)
         return {k[1:]: self._images[k] for k in keys if k in self._images}
 
+    def tokens(self,
+        texts:list[str],
+    ) -> torch.Tensor: # [len(texts), L]
+        "Token ids; what several benchmarks have is split once."
+        new = [t for t in dict.fromkeys(texts) if t not in self._tokens]
+        for part in (new[i:i + 4096] for i in range(0, len(new), 4096)): self._tokens.update(zip(part, self.model.tokenize(part)))
+        return torch.stack([self._tokens[t] for t in texts])
+
+    @torch.inference_mode()
+    def matches(self,
+        root:Path, # an `ImageStore`'s
+        items, # (name, box) pairs, whose pictures can all be opened
+        texts:list[list[str]], # each picture's own, equally many
+    ) -> torch.Tensor: # [len(items), T]
+        "Each picture with each of its texts, by the model's `scores`. Raises `CSClipError` for scores that are not finite."
+        store, tokens = ImageStore(root), self.tokens([t for own in texts for t in own]).unflatten(0, (len(texts), -1))
+        contents = [digest('matches', self._content(store, (root, *i)), t.numpy().tobytes()) for i, t in zip(items, tokens)] if self.cache else []
+        found = {n: torch.from_numpy(self.cache[c][0]) for n, c in enumerate(contents) if c in self.cache}
+        new = [n for n in range(len(items)) if n not in found]
+        batches = [new[i:i + self._at_once] for i in range(0, len(new), self._at_once)]
+        with ThreadPoolExecutor(self.threads) as pool, _OneDNN():
+            for batch, loaded in tqdm(_ahead(lambda n: self._load(store, (root, *items[n])), batches, pool), 'matches', len(batches), disable=None):
+                x = self.model.scores(torch.stack([pixels for pixels, _ in loaded]), tokens[batch]).float().cpu()
+                x = _finite(x, [f'image "{items[n][0]}" with its texts' for n in batch])
+                found.update(zip(batch, x))
+                if self.cache: self.cache.add([contents[n] for n in batch], x.numpy())
+        return torch.stack([found[n] for n in range(len(items))])
+
     @torch.inference_mode()
     def texts(self,
         texts:list[str],
     ) -> tuple[torch.Tensor, list[int]]: # embeddings [N, D] of distinct token ids, and each text's row in them
         "Embed texts, sorted: by their beginnings where those are shared, else by length. Raises `CSClipError` for embeddings that are not finite."
         distinct = list(dict.fromkeys(texts))
-        tokens = torch.cat([self.model.tokenize(distinct[i:i + 4096]) for i in range(0, len(distinct), 4096)])
+        tokens = self.tokens(distinct)
         keys = [t.tobytes() for t in tokens.numpy()]
         content = {k: digest('text', k) for k in keys if k not in self._texts} if self.cache else {}
         self._texts.update({k: torch.from_numpy(self.cache[c][0]) for k, c in content.items() if c in self.cache})
@@ -242,11 +271,15 @@ class Embedder:
 
 # %% ../nbs/13_evaluation.ipynb #b7b7a64a
 def choice_scores(
-    images:torch.Tensor, # [N, D]
+    images:torch.Tensor, # [N, D], or [N, Q, D] where a picture has several vectors
     texts:torch.Tensor, # [M, D]
     rows:torch.Tensor, # [N, T]: which texts each picture chooses from
-) -> torch.Tensor: # cosine similarities [N, T]
-    "Every picture against its own texts; both sides have length 1."
+    similarity=None, # of a model with several vectors a picture: `Encoder.similarity`
+) -> torch.Tensor: # similarities [N, T], cosines where a picture has one vector
+    "Every picture against its own texts; all vectors have length 1."
+    if images.dim() > 2: # equal texts from one column, for equal bits
+        own = (r.unique(return_inverse=True) for r in rows)
+        return torch.stack([similarity(v[None], texts[some])[0][place] for v, (some, place) in zip(images, own)])
     # a product and a sum, no matrix product: equal texts must give equal bits, or ties would be won by rounding
     return torch.cat([(v[:, None]*texts[r]).sum(-1) for v, r in zip(images.split(4096), rows.split(4096))])
 
@@ -272,11 +305,9 @@ def text_margins(
     return s[:, i, j].min(1).values - s[:, :, right:].flatten(1).max(1).values
 
 def paired_margins(
-    images:torch.Tensor, # [N, K, D] of length 1
-    texts:torch.Tensor, # [N, K, D], each picture's text at its place
+    s:torch.Tensor, # [N, K, K]: how well each picture (second axis) fits each text, its own being at its place
 ) -> dict[str, torch.Tensor]: # 'i2t', 't2i', 'group' -> [N]
     "By how much the closest decision is right (Winoground, section 3.2)."
-    s = (images[:, :, None]*texts[:, None]).sum(-1)
     own = s.diagonal(dim1=1, dim2=2)
     rivals = s.masked_fill(torch.eye(s.shape[1], dtype=torch.bool), -torch.inf)
     i2t, t2i = ((own - rivals.max(way).values).min(1).values for way in (2, 1))
@@ -302,11 +333,11 @@ def ranks(
     "Ties count against the query."
     return _ranks(queries, targets, right, block)[0]
 
-def _ranks(queries, targets, right, block=1024):
+def _ranks(queries, targets, right, block=1024, similarity=lambda queries, targets: queries @ targets.T):
     "Ranks with ties against the query, and with ties for it."
     found = []
     for start in range(0, len(queries), block):
-        scores, best = queries[start:start + block] @ targets.T, []
+        scores, best = similarity(queries[start:start + block], targets), []
         for i, mine in enumerate(right[start:start + block]):
             best.append(scores[i, mine].max())
             scores[i, mine] = -torch.inf
@@ -461,7 +492,9 @@ def _score_choices(embedder, benchmark, choices, kept, images, seed, blind):
     "The result of a choice benchmark, without where it came from."
     texts, rows = embedder.texts([t for c in choices for t in c.texts])
     rows, right = torch.tensor(_ragged(choices, rows)), choices[0].right
-    scores = choice_scores(torch.stack([images[c.image, c.box] for c in choices]), texts, rows)
+    if embedder.matching: scores = embedder.matches(benchmark.images, *zip(*[((c.image, c.box), [*c.texts] + [c.texts[-1]]*(rows.shape[1] - len(c.texts)))
+                                                                             for c in choices]))
+    else: scores = choice_scores(torch.stack([images[c.image, c.box] for c in choices]), texts, rows, embedder.model.similarity)
     found = {'i2t': margins(scores, right).double().numpy()}
     if right > 1: # SugarCrepe++'s names
         alone = torch.cat([text_margins(texts[r], right) for r in rows.split(1024)])
@@ -490,9 +523,13 @@ _PAIR_CHANCE = {'i2t': 1/4, 't2i': 1/4, 'group': 1/6} # both decisions of a dire
 def _score_paired(embedder, benchmark, choices, kept, images, seed, blind):
     """The result of a benchmark of two pictures with a text each: both directions and the group score, which is `avg`. Who sees no picture
     gives both the same text and both texts the same picture, which is never right."""
-    texts, rows = embedder.texts([t for c in choices for t in c.texts])
-    pictures = torch.stack([torch.stack([images[k] for k in _pictures(c)]) for c in choices])
-    found = {k: m.double().numpy() for k, m in paired_margins(pictures, texts[torch.tensor(rows).view(len(choices), -1)]).items()}
+    shown = [k for c in choices for k in _pictures(c)]
+    each = [[*c.texts] for c in choices for _ in _pictures(c)]
+    if embedder.matching: scores = embedder.matches(benchmark.images, shown, each)
+    else:
+        texts, rows = embedder.texts([t for own in each for t in own])
+        scores = choice_scores(torch.stack([images[k] for k in shown]), texts, torch.tensor(rows).view(len(shown), -1), embedder.model.similarity)
+    found = {k: m.double().numpy() for k, m in paired_margins(scores.unflatten(0, (len(choices), -1))).items()}
     result = _summary(np.concatenate([*found.values()]), [k for k in found for _ in choices], [c.id for c in choices]*3, benchmark, seed)
     same = np.mean([same_bag(*c.texts) for c in choices])
     for k, s in result['subsets'].items():
@@ -518,7 +555,9 @@ def _score_retrieval(embedder, benchmark, choices, kept, images, seed, blind):
     own = [[] for _ in choices]
     for i, row in zip(owner, rows): own[i].append(row)
     pictures = torch.stack([images[c.image, c.box] for c in choices])
-    found = {'i2t': _ranks(pictures, texts, own), 't2i': _ranks(texts[rows], pictures, [[i] for i in owner])}
+    similarity = embedder.model.similarity
+    found = {'i2t': _ranks(pictures, texts, own, similarity=similarity),
+             't2i': _ranks(texts[rows], pictures, [[i] for i in owner], similarity=lambda some, pictures: similarity(pictures, some).T)}
     names = [c.image for c in choices] + [choices[i].image for i in owner]
     margin = {d: _rank_margin(*r) for d, r in found.items()}
     result = _summary(np.concatenate([*margin.values()]), ['i2t']*len(choices) + ['t2i']*len(owner), names, benchmark, seed)
@@ -540,7 +579,8 @@ def _score_zero_shot(embedder, benchmark, choices, kept, images, seed, blind):
     rows, place = iter(rows), {name: i for i, name in enumerate(prompts)}
     classes = torch.stack([texts[[next(rows) for _ in said]].mean(0) for said in prompts.values()])
     classes = torch.nn.functional.normalize(classes, dim=-1)
-    rank = _ranks(torch.stack([images[c.image, c.box] for c in choices]), classes, [[place[c.group]] for c in choices])
+    rank = _ranks(torch.stack([images[c.image, c.box] for c in choices]), classes, [[place[c.group]] for c in choices],
+                  similarity=embedder.model.similarity)
     margin = _rank_margin(*rank)
     result = _summary(margin, [c.subset for c in choices], [c.image for c in choices], benchmark, seed)
     result['subsets']['zero_shot']['chance'] = _round(1/len(prompts))
@@ -567,6 +607,9 @@ def evaluate(
     `CSClipError` for a missing or broken picture, a box without a pixel, an embedding that is not finite, and a subset of which nothing is left."""
     if missing not in ('error', 'skip'): raise CSClipError(f'missing {missing!r}: expected "error" or "skip"')
     embedder = model if isinstance(model, Embedder) else Embedder(model, batch_size)
+    if embedder.matching and benchmark.kind in ('retrieval', 'zero_shot'):
+        raise CSClipError(f'{benchmark.name}: a head that sees a picture and a text at once would have to see each picture with every text; '
+                          'score it by embeddings, without "matching"')
     images = embedder.images(benchmark.images, [k for c in benchmark.choices for k in _pictures(c)], missing)
     kept = np.array([all(k in images for k in _pictures(c)) for c in benchmark.choices], bool)
     choices = [c for c, there in zip(benchmark.choices, kept) if there]
@@ -578,7 +621,7 @@ def evaluate(
     keys = {(benchmark.images, *k) for c in choices for k in _pictures(c)}
     counts = {'boxes_clipped': len(keys & embedder.clipped), 'items_without_picture': len(benchmark.choices) - len(choices)}
     return {'benchmark': benchmark.name, **result, 'provenance': {
-        'code_version': cs_clip.__version__, 'data': benchmark.digest, 'model': embedder.digest,
+        'code_version': cs_clip.__version__, 'data': benchmark.digest, 'model': embedder.digest, 'head': 'matching' if embedder.matching else 'embedding',
         'training': getattr(embedder.model, 'trained', None), # by what settings, from which base model and supervision
         'preprocessing': embedder.model.preprocess_cfg, 'counts': {**counts, **benchmark.skipped}, 'blind': blind and blind.digest,
         'parameters': {'batch_size': embedder.batch_size, 'missing': missing, 'seed': seed, 'bootstrap_samples': SAMPLES}}}

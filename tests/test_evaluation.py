@@ -9,7 +9,7 @@ from cs_clip.evaluation import (
 from cs_clip.files import CSClipError, project_root, read_json, write_json
 from cs_clip.models import DualEncoder, load
 from PIL import Image
-from tiny_clip import captions, png, tiny_clip
+from tiny_clip import captions, png, tiny_clip, tiny_transformers
 
 
 @pytest.fixture(scope='module')
@@ -317,9 +317,7 @@ def test_two_captions_and_a_negative_by_hand():
     ([[.9, .1], [.2, .8]], True, True), ([[.9, .1], [.95, .99]], True, False), ([[.9, .95], [.2, .99]], False, True),
     ([[.1, .9], [.8, .2]], False, False), ([[.9, .9], [.2, .99]], False, True)])
 def test_winograd_scores_by_hand(scores, i2t, t2i):
-    s = torch.tensor(scores)
-    pictures, texts = torch.cat([torch.eye(2), torch.zeros(2, 2)], 1), torch.cat([s.T, torch.zeros(2, 2)], 1)  # their products are `s`
-    m = {k: x.item() for k, x in paired_margins(pictures[None], texts[None]).items()}
+    m = {k: x.item() for k, x in paired_margins(torch.tensor(scores)[None]).items()}
     assert (m['i2t'] > 0, m['t2i'] > 0, m['group'] > 0) == (i2t, t2i, i2t and t2i)
 
 
@@ -328,7 +326,7 @@ def test_chance_by_counting():
     for texts, right in ((2, 1), (4, 1), (3, 2), (5, 2)):
         scores = torch.tensor(rng.random((20_000, texts)))
         assert verdicts(margins(scores, right))[0].double().mean().item() == pytest.approx(chance(texts, right), abs=.02)
-    found = paired_margins(torch.eye(2)[None].expand(20_000, 2, 2), torch.tensor(rng.random((20_000, 2, 2)), dtype=torch.float32))
+    found = paired_margins(torch.tensor(rng.random((20_000, 2, 2))))
     for k, p in _PAIR_CHANCE.items(): assert (found[k] > 0).double().mean().item() == pytest.approx(p, abs=.02)
 
 
@@ -507,6 +505,62 @@ def test_a_result_never_replaces_another_models(model, images, tmp_path):
     with pytest.raises(CSClipError, match='toy.json: holds the result of another model'): result_file(tmp_path, theirs, 'sg-0', 'toy')
     assert read_json(path)['provenance']['model'] == model.digest
     assert read_json(result_file(tmp_path, theirs, 'sg-0', 'toy', replace=True))['provenance']['model'] == other.digest
+
+
+# A model of several vectors a picture, and one that sees both at once -------------------------------------------------------------------
+
+@pytest.fixture(scope='module')
+def blip2(tmp_path_factory): return load(tiny_transformers(tmp_path_factory.mktemp('blip2'), 'blip-2'))
+
+
+@torch.inference_mode()
+def by_hand(model, store, names, texts):
+    "BLIP-2's two heads for each picture with each text, one picture at a time."
+    pixels, tokens = torch.stack([model.preprocess(store.open(n)) for n in names]), model.tokenize(texts)
+    contrastive = [[(v @ t).max().item() for t in model.encode_text(tokens)] for v in model.encode_image(pixels)]
+    return torch.tensor(contrastive), torch.cat([model.scores(p[None], tokens[None]) for p in pixels])
+
+
+@pytest.mark.parametrize('matching', [False, True])
+def test_both_of_blip_2s_heads_on_choices_and_pairs(blip2, images, tmp_path, matching):
+    store, items = ImageStore(images), choices(12)
+    pairs = [Choice(str(i), 'pairs', f'{i}.png', (captions()[i], captions()[i + 9]), others=(f'{i + 4}.png',)) for i in range(4)]
+    asked = Benchmark('pairs', pairs, images, dict.fromkeys(('i2t', 't2i', 'group'), 4), 'paired')
+    embedder = Embedder(blip2, 5, cache=tmp_path, matching=matching)
+    result, paired = evaluate(embedder, benchmark(images, items)), evaluate(embedder, asked)
+    own = [by_hand(blip2, store, [c.image], c.texts)[matching][0] for c in items]
+    for name, s in result['subsets'].items():
+        assert s['margin'] == pytest.approx(np.mean([(x[0] - x[1]).item() for x, c in zip(own, items) if c.subset == name]), abs=1e-5)
+    theirs = paired_margins(torch.stack([by_hand(blip2, store, [c.image, *c.others], c.texts)[matching] for c in pairs]))
+    for k, m in theirs.items(): assert paired['subsets'][k]['margin'] == pytest.approx(m.mean().item(), abs=1e-5)
+    assert result['provenance']['head'] == ('matching' if matching else 'embedding')
+    counting = Counting(blip2)
+    counting.scores = None  # all of it is on disk
+    assert evaluate(Embedder(counting, 5, cache=tmp_path, matching=matching), benchmark(images, items)) == result
+    assert counting.pictures == counting.sentences == 0
+
+
+def test_retrieval_and_zero_shot_of_several_vectors_a_picture(blip2, images):
+    store, names, texts = ImageStore(images), [f'{i}.png' for i in range(8)], captions()[:16]
+    whole = by_hand(blip2, store, names, texts)[0]
+    items = [Choice(n, 'test', n, (texts[2*i], texts[2*i + 1])) for i, n in enumerate(names)]
+    found = evaluate(blip2, Benchmark('retrieval', items, images, {'i2t': 8, 't2i': 16}, 'retrieval'))['metrics']
+    assert found['t2i_r1'] == pytest.approx((whole.argmax(0) == torch.arange(16)//2).double().mean().item())
+    assert found['i2t_r1'] == pytest.approx((whole.argmax(1)//2 == torch.arange(8)).double().mean().item())
+    classes = [Choice(n, 'zero_shot', n, (texts[i % 4],), group=str(i % 4)) for i, n in enumerate(names)]
+    asked = Benchmark('zero_shot', classes, images, {'zero_shot': 8}, 'zero_shot')
+    assert evaluate(blip2, asked)['avg'] == pytest.approx((whole[:, :4].argmax(1) == torch.arange(8) % 4).double().mean().item())
+    with pytest.raises(CSClipError, match='zero_shot: a head that sees a picture and a text at once'): evaluate(Embedder(blip2, matching=True), asked)
+
+
+def test_texts_of_several_benchmarks_are_tokenised_once(model, images):
+    class Splitting(Counting):
+        split = 0
+        def tokenize(self, texts): self.split += len(texts); return self.model.tokenize(texts)
+    counting = Splitting(model)
+    embedder, distinct = Embedder(counting), {t for c in choices() for t in c.texts}
+    for _ in range(2): evaluate(embedder, benchmark(images))
+    assert counting.split == len(distinct)
 
 
 # Pictures as they come -------------------------------------------------------------------------------------------------------------------
