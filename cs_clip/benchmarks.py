@@ -43,6 +43,7 @@ class Benchmark:
     skipped: dict = dataclasses.field(default_factory=dict) # reason -> items the reader left out
     min_group: int = 1 # smaller groups stay out of the macro mean
     lacking: int = 0 # items that the files lack, where the authors say how many there are but not of which subset
+    examples: int = 0 # items of each subset, the first ones, that a result holds with their margins: the same in every run, for a figure to set side by side
 
     def __post_init__(self):
         if twice := [id for id, n in collections.Counter(c.id for c in self.choices).items() if n > 1]:
@@ -117,7 +118,7 @@ def sugar_crepe(
     """SugarCrepe (Hsieh et al. 2023): caption against negative in seven subsets. Raises `CSClipError` for a missing or empty file, a
     missing key and an id that comes twice."""
     choices = [c for subset in SUGAR_CREPE for c in _sugar_crepe_file(Path(folder)/f'{subset}.json', subset)]
-    return Benchmark('sugar_crepe', choices, Path(images), _expected(folder, 'sugar_crepe', SUGAR_CREPE))
+    return Benchmark('sugar_crepe', choices, Path(images), _expected(folder, 'sugar_crepe', SUGAR_CREPE), examples=8)
 
 # %% ../nbs/12_benchmarks.ipynb #56e4fab1
 SUGAR_CREPE_PP = {k: n for k, n in SUGAR_CREPE.items() if not k.startswith('add')} # 4,757 in all
@@ -262,7 +263,7 @@ def controlled(
         choices.append(Choice(c.id, element, c.image, (before + old + after, before + new + after), c.box))
     items = (_expected(relation_path, 'vg_relation', None), _expected(attribution_path, 'vg_attribution', 28748))
     expected = {'object': items[0] or 23937, 'attribute': items[1], 'relation': items[0] or 13595}
-    return Benchmark('controlled', choices, Path(images), expected, 'controlled', skipped)
+    return Benchmark('controlled', choices, Path(images), expected, 'controlled', skipped, examples=24)
 
 # %% ../nbs/12_benchmarks.ipynb #e8a73b6b
 def _similar(a, b): return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()

@@ -326,13 +326,14 @@ def cs_clip_evaluate(
     batch_size:int=256, # pictures or texts embedded at once
     missing:str='error', # skip: leave out items whose picture is missing, and count them
     mlm:str='data/models/mlm', # masked language model that reads the captions alone, to stand beside: folder or hub name; none leaves it out
+    matching:bool=False, # by the head that sees a picture and a text at once, which BLIP-2 has; not for retrieval and zero-shot
     cache:str=None, # folder that keeps embeddings and the blind reader's scores: a killed run goes on there
 ) -> int:
     "Score a dual encoder on a benchmark; beside the score stand chance and what a reader without pictures reaches."
     checked_device(device)
     if mlm != 'none': _checked_text_model(mlm, 'mlm')
     items = read_benchmark(benchmark, **{k: str(v) for k, v in parse_settings(paths or (), ['name']).items()})  # a folder may be called 2017
-    embedder = Embedder(load(model, device), batch_size, cache=cache and Path(cache)/'embeddings')
+    embedder = Embedder(load(model, device), batch_size, cache=cache and Path(cache)/'embeddings', matching=matching)
     blind = None if mlm == 'none' else BlindReader(str(local_folder(mlm) or mlm), device, cache=cache and Path(cache)/'blind')
     result = evaluate(embedder, items, missing=missing, blind=blind)
     path = result_file(out, result, run, world)

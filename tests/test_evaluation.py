@@ -4,7 +4,7 @@ import numpy as np, open_clip, pytest, torch
 from cs_clip.benchmarks import SUGAR_CREPE, Benchmark, Choice, retrieval, sugar_crepe, zero_shot
 from cs_clip.data import ImageStore, Record, Records
 from cs_clip.evaluation import (
-    _PAIR_CHANCE, EXAMPLES, BlindReader, Embedder, _OneDNN, _trees, chance, choice_scores, cohens_d, encode_shared, evaluate, headline, intervals,
+    _PAIR_CHANCE, BlindReader, Embedder, _OneDNN, _trees, chance, choice_scores, cohens_d, encode_shared, evaluate, headline, intervals,
     margins, overlap, paired_difference, paired_margins, ranks, recall_at_k, result_file, same_bag, text_margins, verdicts)
 from cs_clip.files import CSClipError, project_root, read_json, write_json
 from cs_clip.models import DualEncoder, load
@@ -195,10 +195,10 @@ def test_averages_macro_and_small_groups(model, images):
 
 
 def test_controlled_has_effect_sizes_and_examples(model, images):
-    result = evaluate(model, benchmark(images, choices(80, box=(1, 2, 20, 16)), kind='controlled'))
+    result = evaluate(model, benchmark(images, choices(80, box=(1, 2, 20, 16)), kind='controlled', examples=24))
     assert all(isinstance(s['cohens_d'], float) and isinstance(s['margin'], float) for s in result['subsets'].values())
     shown = result['examples']
-    assert [e['id'] for e in shown] == [str(i) for i in range(2*EXAMPLES)] and shown[0]['box'] == [1, 2, 20, 16]
+    assert [e['id'] for e in shown] == [str(i) for i in range(2*24)] and shown[0]['box'] == [1, 2, 20, 16]
     assert [e['margin'] > 0 for e in shown] == list(one_at_a_time_cropped(model, images, shown))
 
 
