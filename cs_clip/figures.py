@@ -453,7 +453,7 @@ def _probabilities(ax, pair, methods, top):
         if not np.isnan(p):
             for x, color in ((1, '#e6e6e6'), (p, m.color)): ax.barh(y - .035, width*x, .085, left=left, color=color, lw=0)
             ax.text(left + width + .04, y, f'{p:.0%}', fontsize=7, va='baseline')
-        ax.text(left + width + .32, y, '✓' if right else '✗', color=RIGHT if right else WRONG, fontsize=8, weight='bold', va='baseline')
+        ax.text(left + width + .34, y, '✓' if right else '✗', color=RIGHT if right else WRONG, fontsize=8, weight='bold', va='baseline')
 
 # %% ../nbs/15_figures.ipynb #aa433a54
 def figure4(
@@ -540,12 +540,12 @@ def figure_changes(
                     color = shades(.5 + .5*value/largest)
                     ax.add_patch(Rectangle((3.2 + width*i, y), width - .02, step - .015, color=color, lw=0))
                     sure = spread is not None and abs(value) > 2*spread
-                    ax.text(3.2 + width*(i + .5), y + step*.72, f'{value:+.1f}', ha='center', fontsize=7, weight='bold' if sure else 'normal',
+                    ax.text(3.2 + width*(i + .5), y + step*.72, f'{value:+.1f}'.replace('-', '−'), ha='center', fontsize=7, weight='bold' if sure else 'normal',
                             color='white' if np.dot(color[:3], (.3, .6, .1)) < .5 else 'black')
                 y += step
             y += gap
-        fig.text(.1/6.9, (.12 + _notes_height(notes))/fig.get_figheight(), 'Accuracy less the base model\'s, in points, mean over seeds; bold: more than '
-                 'twice the seeds\' standard deviation. Blue: better, orange: worse.', fontsize=7, color=GREY)
+        fig.text(.1/6.9, (.12 + _notes_height(notes))/fig.get_figheight(), 'Accuracy less the base model\'s, in points, mean over seeds. Blue: better, orange: worse; '
+                 'bold: by more than twice the seeds\' spread.', fontsize=7, color=GREY)
         _notes(fig, notes)
     return fig
 

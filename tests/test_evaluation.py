@@ -586,3 +586,34 @@ def test_however_a_picture_is_stored_it_is_embedded_alike(model, tmp_path, name)
     Image.new('RGB', (40, 24), 'white').save(tmp_path/'white.png')
     plain, odd, white = Embedder(model).images(tmp_path, [(n, None) for n in ('plain.png', name, 'white.png')]).values()
     assert (plain - odd).norm() < .05*(plain - white).norm()
+
+
+def test_scores_that_are_no_numbers_are_named_whatever_the_head(blip2, images):
+    class Broken(Counting):
+        def encode_image(self, x):
+            v = super().encode_image(x)
+            v[0, 1, 0] = torch.nan
+            return v
+        def scores(self, pixels, tokens): return self.model.scores(pixels, tokens)*torch.inf
+    with pytest.raises(CSClipError, match='image "0.png": the model\'s embedding is not finite'): evaluate(Broken(blip2), benchmark(images))
+    with pytest.raises(CSClipError, match='image "0.png" with its texts: the model\'s embedding is not finite'):
+        Embedder(Broken(blip2), matching=True).matches(images, [('0.png', None)], [captions()[:2]])
+
+
+def test_a_killed_matching_goes_on_where_it_was(blip2, images, tmp_path):
+    class Killed(Counting):
+        seen, limit = 0, 24
+        def scores(self, pixels, tokens):
+            if self.seen >= self.limit: raise KeyboardInterrupt
+            self.seen += len(pixels)
+            return self.model.scores(pixels, tokens)
+    first, again, items = Killed(blip2), Killed(blip2), choices(40)
+    with pytest.raises(KeyboardInterrupt): evaluate(Embedder(first, 5, cache=tmp_path, matching=True), benchmark(images, items))
+    again.limit = 99
+    assert evaluate(Embedder(again, 5, cache=tmp_path, matching=True), benchmark(images, items)) == evaluate(Embedder(blip2, 5, matching=True), benchmark(images, items))
+    assert 0 < again.seen <= 40 - 24 + 16
+
+
+def test_what_makes_margins_probabilities(model, blip2, images):
+    assert evaluate(model, benchmark(images))['scale'] == pytest.approx(model.logit_scale.exp().item(), rel=1e-5)
+    assert evaluate(blip2, benchmark(images))['scale'] is None and evaluate(Embedder(blip2, matching=True), benchmark(images))['scale'] == 1
