@@ -232,7 +232,7 @@ class Embedder:
     ) -> torch.Tensor: # [len(items), T]
         "Each picture with each of its texts, by the model's `scores`. Raises `CSClipError` for scores that are not finite."
         store, tokens = ImageStore(root), self.tokens([t for own in texts for t in own]).unflatten(0, (len(texts), -1))
-        contents = [digest('matches', self._content(store, (root, *i)), t.numpy().tobytes()) for i, t in zip(items, tokens)] if self.cache else []
+        contents = [digest(b'matches', self._content(store, (root, *i)), t.numpy().tobytes()) for i, t in zip(items, tokens)] if self.cache else []
         found = {n: torch.from_numpy(self.cache[c][0]) for n, c in enumerate(contents) if c in self.cache}
         new = [n for n in range(len(items)) if n not in found]
         batches = [new[i:i + self._at_once] for i in range(0, len(new), self._at_once)]
@@ -252,7 +252,7 @@ class Embedder:
         distinct = list(dict.fromkeys(texts))
         tokens = self.tokens(distinct)
         keys = [t.tobytes() for t in tokens.numpy()]
-        content = {k: digest('text', k) for k in keys if k not in self._texts} if self.cache else {}
+        content = {k: digest(b'text', k) for k in keys if k not in self._texts} if self.cache else {}
         self._texts.update({k: torch.from_numpy(self.cache[c][0]) for k, c in content.items() if c in self.cache})
         new = {k: i for i, k in enumerate(keys) if k not in self._texts}
         shared = _causal(self.model, tokens[:1])
@@ -397,7 +397,7 @@ class BlindReader:
 
     def __call__(self, texts:list[str]) -> np.ndarray: # [len(texts)], natural logarithms
         new = [t for t in dict.fromkeys(texts) if t not in self.scores]
-        contents = {t: digest('blind', t) for t in new} if self.cache else {}
+        contents = {t: digest(b'blind', t.encode()) for t in new} if self.cache else {}
         self.scores.update({t: float(self.cache[c][0][0]) for t, c in contents.items() if c in self.cache})
         new = [t for t in new if t not in self.scores]
         for i in tqdm(range(0, len(new), 1024), 'blind reader', disable=None):

@@ -110,12 +110,12 @@ def test_evaluate(made):
 
 def test_evaluate_without_a_blind_reader(made, monkeypatch, capsys):
     monkeypatch.chdir(made[0])
-    given = dict(benchmark='winoground', out='made/blindless', world='IconWorld', run='mine',
+    given = dict(benchmark='winoground', out='made/alone', world='IconWorld', run='mine',
                  paths=[f'winoground={WORLD}/winoground/examples.jsonl', f'winoground_images={WORLD}/winoground/images.zip'])
     for matching in (False, True):
         assert cs_clip_evaluate(model='local-dir:made/model', mlm='none', matching=matching, **given) == 0
         assert 'blind' not in (said := capsys.readouterr().out) and 'group' in said
-        assert json.loads(Path('made/blindless/mine/winoground.json').read_text())['provenance']['head'] == ('matching' if matching else 'embedding')
+        assert json.loads(Path('made/alone/mine/winoground.json').read_text())['provenance']['head'] == ('matching' if matching else 'embedding')
     assert cs_clip_evaluate(model='local-dir:made/model', mlm='data/models/nowhere', **given) == 1
     assert 'data/models/nowhere: no folder' in capsys.readouterr().err
 
