@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['SUGAR_CREPE', 'SUGAR_CREPE_PP', 'VALSE', 'WHATSUP', 'BENCHMARKS', 'Choice', 'Benchmark', 'crop', 'sugar_crepe',
-           'sugar_crepe_pp', 'vg_relation', 'vg_attribution', 'too_close', 'controlled', 'gqa', 'winoground',
-           'colorswap', 'valse', 'vl_checklist', 'whatsup', 'zero_shot', 'retrieval', 'read_benchmark']
+           'sugar_crepe_pp', 'vg_relation', 'vg_attribution', 'too_close', 'near_duplicate', 'distinct', 'controlled',
+           'gqa', 'winoground', 'colorswap', 'valse', 'vl_checklist', 'whatsup', 'coco_spatial', 'gqa_spatial',
+           'zero_shot', 'retrieval', 'read_benchmark']
 
 # %% ../nbs/12_benchmarks.ipynb #76db984b
 import collections, dataclasses, difflib, math, random, re
@@ -42,6 +43,7 @@ class Benchmark:
     skipped: dict = dataclasses.field(default_factory=dict) # reason -> items the reader left out
     min_group: int = 1 # smaller groups stay out of the macro mean
     lacking: int = 0 # items that the files lack, where the authors say how many there are but not of which subset
+    examples: int = 0 # items of each subset, the first ones, that a result holds with their margins: the same in every run, for a figure to set side by side
 
     def __post_init__(self):
         if twice := [id for id, n in collections.Counter(c.id for c in self.choices).items() if n > 1]:
@@ -116,7 +118,7 @@ def sugar_crepe(
     """SugarCrepe (Hsieh et al. 2023): caption against negative in seven subsets. Raises `CSClipError` for a missing or empty file, a
     missing key and an id that comes twice."""
     choices = [c for subset in SUGAR_CREPE for c in _sugar_crepe_file(Path(folder)/f'{subset}.json', subset)]
-    return Benchmark('sugar_crepe', choices, Path(images), _expected(folder, 'sugar_crepe', SUGAR_CREPE))
+    return Benchmark('sugar_crepe', choices, Path(images), _expected(folder, 'sugar_crepe', SUGAR_CREPE), examples=8)
 
 # %% ../nbs/12_benchmarks.ipynb #56e4fab1
 SUGAR_CREPE_PP = {k: n for k, n in SUGAR_CREPE.items() if not k.startswith('add')} # 4,757 in all
@@ -172,10 +174,25 @@ _OFTEN_TRUE = frozenset({'riding', 'above'}) # a rider is above what it rides; t
 
 @lru_cache(None)
 def too_close(a:str, b:str) -> bool:
-    "Could `b` in place of `a` leave a caption true? By the written rule for synonyms and near-duplicates."
-    if {a, b} == _OFTEN_TRUE or same_meaning(a, b): return True
+    "Could `b` in place of `a` leave a caption true?"
+    return {a, b} == _OFTEN_TRUE or near_duplicate(a, b)
+
+@lru_cache(None)
+def near_duplicate(a:str, b:str) -> bool:
+    "The written rule: synonyms by the lexicon, and words spelled alike (difflib's ratio, of the two in alphabetical order, above .85)."
+    if same_meaning(a, b): return True
     if 2*min(len(a), len(b)) <= .85*(len(a) + len(b)): return False  # the ratio cannot exceed this
-    return difflib.SequenceMatcher(None, *sorted((a, b)), autojunk=False).ratio() > .85
+    m = difflib.SequenceMatcher(None, *sorted((a, b)), autojunk=False)
+    return m.quick_ratio() > .85 and m.ratio() > .85
+
+def distinct(
+    words:dict[str, int], # a vocabulary, with how often each word occurs
+) -> list[str]: # in alphabetical order
+    "The vocabulary cleaned as a whole: from the most frequent word on, equals in alphabetical order, one stays unless it is a `near_duplicate` of one that did."
+    kept = []
+    for word in sorted(words, key=lambda w: (-words[w], w)):
+        if not any(near_duplicate(word, k) for k in kept): kept.append(word)
+    return sorted(kept)
 
 # %% ../nbs/12_benchmarks.ipynb #104b914f
 class _Case(NamedTuple):
@@ -219,10 +236,11 @@ def _replacement(case, vocabulary, true_captions, rng):
 
 # %% ../nbs/12_benchmarks.ipynb #9f477981
 def _vocabularies(cases):
-    "Element -> the words it takes in the whole corpus, sorted."
-    words = {'object': set(), 'attribute': set(), 'relation': set()}
-    for c in cases: words[c.element] |= {w for w in (c.parts[1], c.other) if w}
-    return {k: sorted(v) for k, v in words.items()}
+    "Element -> the words it takes in the whole corpus, cleaned, and how many words cleaning took."
+    words = {k: collections.Counter() for k in ('object', 'attribute', 'relation')}
+    for c in cases: words[c.element].update(w for w in (c.parts[1], c.other) if w)
+    kept = {k: distinct(v) for k, v in words.items()}
+    return kept, {f'near-duplicate {k} words': len(v) - len(kept[k]) for k, v in words.items()}
 
 # %% ../nbs/12_benchmarks.ipynb #90abb6b9
 def controlled(
@@ -235,8 +253,8 @@ def controlled(
     and those without a replacement, are counted in `skipped`. Raises `CSClipError` as the readers of the two files do."""
     found = [*_relation_cases(relation_path), *_attribute_cases(attribution_path, seed)]
     cases = [c for c in found if c]
-    vocabularies, true_captions = _vocabularies(cases), {(c.image, ''.join(c.parts)) for c in cases}
-    choices, skipped = [], {'another template': len(found) - len(cases), 'no replacement': 0}
+    (vocabularies, cleaned), true_captions = _vocabularies(cases), {(c.image, ''.join(c.parts)) for c in cases}
+    choices, skipped = [], {'another template': len(found) - len(cases), 'no replacement': 0, **cleaned}
     for c in cases:
         element, i = c.id.split('-')
         rng = np.random.default_rng([seed, int(i), 1 + list(vocabularies).index(element)])
@@ -245,7 +263,7 @@ def controlled(
         choices.append(Choice(c.id, element, c.image, (before + old + after, before + new + after), c.box))
     items = (_expected(relation_path, 'vg_relation', None), _expected(attribution_path, 'vg_attribution', 28748))
     expected = {'object': items[0] or 23937, 'attribute': items[1], 'relation': items[0] or 13595}
-    return Benchmark('controlled', choices, Path(images), expected, 'controlled', skipped)
+    return Benchmark('controlled', choices, Path(images), expected, 'controlled', skipped, examples=24)
 
 # %% ../nbs/12_benchmarks.ipynb #e8a73b6b
 def _similar(a, b): return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
@@ -388,6 +406,33 @@ def whatsup(
             choices.append(Choice(f'{subset}-{i}', subset, _text(item, 'image_path', where).removeprefix('data/'), texts))
     return Benchmark('whatsup', choices, Path(images), _expected(folder, 'whatsup', WHATSUP))
 
+# %% ../nbs/12_benchmarks.ipynb #a1301ab3
+_SPATIAL = {'coco': {'one_obj': 2247, 'two_obj': 440}, 'vg': {'one_obj': 1160, 'two_obj': 291}} # by the names of their files
+
+def _spatial(folder, images, name, source, file_name):
+    choices, expected = [], {f'{source}_qa_{part}': n for part, n in _SPATIAL[source].items()}
+    for subset in expected:
+        for i, (where, item) in enumerate(_rows(Path(folder)/f'{subset}.json')):
+            if not isinstance(item, list) or len(item) != 3 or not all(isinstance(t, str) and t.strip() for t in item[1:]):
+                raise CSClipError(f'{where}: {str(item)[:60]}; expected [picture, right text, wrong text]')
+            if not str(item[0]).isdigit(): raise CSClipError(f'{where}: picture {item[0]!r}; expected its number')
+            choices.append(Choice(f'{subset}-{i}', subset, file_name(int(item[0])), tuple(item[1:])))
+    return Benchmark(name, choices, Path(images), _expected(folder, name, expected))
+
+def coco_spatial(
+    folder:str|Path, # holds coco_qa_one_obj.json and coco_qa_two_obj.json
+    images:str|Path, # folder or archive of COCO's val2017
+) -> Benchmark:
+    "COCO-spatial (Kamath et al. 2023). Raises `CSClipError` naming file and item."
+    return _spatial(folder, images, 'coco_spatial', 'coco', '{:012d}.jpg'.format)
+
+def gqa_spatial(
+    folder:str|Path, # holds vg_qa_one_obj.json and vg_qa_two_obj.json
+    images:str|Path, # folder or archive of GQA's pictures
+) -> Benchmark:
+    "GQA-spatial (Kamath et al. 2023). Raises `CSClipError` naming file and item."
+    return _spatial(folder, images, 'gqa_spatial', 'vg', '{}.jpg'.format)
+
 # %% ../nbs/12_benchmarks.ipynb #b2ab8270
 _PICTURES = ('.png', '.jpg', '.jpeg', '.webp', '.bmp', '.gif', '.tif', '.tiff', '.ppm')
 
@@ -421,7 +466,8 @@ def retrieval(
     name:str='retrieval', # of the benchmark: a run may have retrieval on COCO and on Flickr
 ) -> Benchmark:
     "Image-text retrieval on a split of a Karpathy file (COCO, Flickr). Raises `CSClipError` as `read_karpathy` does."
-    records, published = read_karpathy(path, split), _KARPATHY.get(read_json(path).get('dataset'), {})
+    records = read_karpathy(path, split)
+    published = _KARPATHY.get(records.dataset, {})
     choices = [Choice(r.image, split, r.image, r.captions) for r in records]
     pictures = sum(published.get(s, 0) for s in split.split('+')) or len(records) + records.skipped.get('image without a caption', 0)
     return Benchmark(name, choices, Path(images), {'i2t': pictures, 't2i': sum(len(r.captions) for r in records)}, 'retrieval', records.skipped)
@@ -441,6 +487,8 @@ _READERS = { # name -> its reader, and which paths are the reader's arguments
     'valse': (valse, ('valse', 'valse_images')),
     'vl_checklist': (vl_checklist, ('vl_checklist', 'vl_checklist_images')),
     'whatsup': (whatsup, ('whatsup', 'whatsup_images')),
+    'coco_spatial': (coco_spatial, ('whatsup', 'images')),
+    'gqa_spatial': (gqa_spatial, ('whatsup', 'gqa_images')),
     'zero_shot': (zero_shot, ('zero_shot',))}
 BENCHMARKS = tuple(_READERS)
 

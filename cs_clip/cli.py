@@ -24,10 +24,10 @@ from open_clip.pretrained import get_pretrained_cfg
 
 from .benchmarks import read_benchmark
 from .data import CaptionRows, ImageStore, read_karpathy
-from .evaluation import evaluate, result_file
+from .evaluation import BlindReader, Embedder, evaluate, headline, result_file
 from .files import CSClipError, local_folder, local_path, project_root, read_json, read_shard, shard_paths, write_text
 from .generation import KINDS, HardNegatives, generate_file, hard_negatives
-from .models import load
+from .models import _SUFFIXES, load
 from .parsing import SceneGraphParser, parse_file, processes, read_graphs
 from .stage import parse_settings
 from .training import train_run
@@ -70,14 +70,19 @@ def _file(repository, *alternatives) -> str|None:
     except HFValidationError: return None  # a path that is not there
 
 _TOKENIZER = 'tokenizer.json', 'vocab.txt', 'vocab.json'
-_CLIP = 'open_clip_model.safetensors', 'open_clip_pytorch_model.bin', '*.safetensors', '*.bin', '*.pth'  # the last three from folders alone
+_CLIP = 'open_clip_model.safetensors', 'open_clip_pytorch_model.bin', 'model.safetensors', '*.safetensors', '*.bin', '*.pth'  # the last three from folders alone
 
 def clip_is_here(
     name:str, # as `models.load` takes it
 ) -> bool:
     "Whether a dual encoder can be loaded without the network. Raises `CSClipError` for a configuration that is no JSON."
     kind, _, rest = name.partition(':')
-    if kind in ('local-dir', 'hf-hub'):
+    if kind in ('local-dir', 'hf-hub') and not _file(rest, 'open_clip_config.json') and _file(rest, 'config.json'): # transformers' format
+        return all(_file(rest, *names) for names in (_CLIP[2:], ['preprocessor_config.json', 'processor_config.json'], _TOKENIZER))
+    if name.endswith(_SUFFIXES):
+        architecture, _, file = name.partition('/')
+        weights, cfg = local_path(file).is_file(), get_model_config(architecture.removesuffix('-gelu'))
+    elif kind in ('local-dir', 'hf-hub'):
         weights, config = _file(rest, *_CLIP), _file(rest, 'open_clip_config.json')
         cfg = config and read_json(config).get('model_cfg')
     else:
@@ -99,10 +104,14 @@ def text_model_is_here(
 INPUTS = [ # stage, parameter, what it names, and the lists whose pictures it must have
     ('parse', 'karpathy', 'list', ['train']), ('generate', 'mlm', 'text model', []), ('generate', 'nli', 'text model', []),
     ('train', 'model', 'dual encoder', []), ('train', 'images', 'pictures', ['train']),
-    ('evaluate', 'sugar_crepe', 'list', ['sugar_crepe']), ('evaluate', 'images', 'pictures', ['sugar_crepe']),
+    ('evaluate', 'sugar_crepe', 'list', ['sugar_crepe']), ('evaluate', 'sugar_crepe_pp', 'list', ['sugar_crepe_pp']),
+    ('evaluate', 'images', 'pictures', ['sugar_crepe', 'sugar_crepe_pp']),
     ('evaluate', 'vg_relation', 'list', ['vg_relation']), ('evaluate', 'vg_attribution', 'list', ['vg_attribution']),
     ('evaluate', 'vg_images', 'pictures', ['vg_relation', 'vg_attribution']),
     ('evaluate', 'karpathy', 'list', ['retrieval']), ('evaluate', 'images_root', 'pictures', ['retrieval']),
+    ('evaluate', 'gqa_questions', 'list', ['gqa']), ('evaluate', 'gqa_scene_graphs', 'list', ['gqa']), ('evaluate', 'gqa_images', 'pictures', ['gqa']),
+    ('evaluate', 'winoground', 'list', ['winoground']), ('evaluate', 'winoground_images', 'pictures', ['winoground']),
+    ('evaluate', 'zero_shot', 'list', ['zero_shot']), ('evaluate', 'mlm', 'text model', []),
 ]
 
 def _listed(sections) -> dict:
@@ -113,7 +122,7 @@ def _listed(sections) -> dict:
             if name == 'train': return [r.image for r in read_karpathy(local_path(parse['karpathy']), parse['split'])]
             return [c.image for c in read_benchmark(name, **paths).choices]
         except CSClipError: return None
-    return {name: read(name) for name in ('train', 'sugar_crepe', 'vg_relation', 'vg_attribution', 'retrieval')}
+    return {name: read(name) for name in dict.fromkeys(name for *_, lists in INPUTS for name in lists)}
 
 def _pictures_are_here(root, lists):
     "Whether a store has a picture of each folder that `lists` name."
@@ -307,8 +316,8 @@ def cs_clip_train(
 @call_parse
 @one_line_errors
 def cs_clip_evaluate(
-    model:str, # local-dir:FOLDER, ARCHITECTURE/PRETRAINED or hf-hub:ORG/NAME
-    benchmark:str, # sugar_crepe, vg_relation, vg_attribution, controlled or retrieval
+    model:str, # local-dir:FOLDER, ARCHITECTURE/PRETRAINED, ARCHITECTURE/FILE such as ViT-B-32-quickgelu/negclip.pt, or hf-hub:ORG/NAME
+    benchmark:str, # one of BENCHMARKS: sugar_crepe, vg_relation, winoground, retrieval, ...; an unknown name lists them
     out:str, # folder of results: the score goes to OUT/RUN/BENCHMARK.json
     paths:Param('where it lies, such as sugar_crepe=FOLDER images=val2017.zip; what is missing is said', str, nargs='*')=None,
     world:Param('whose pictures and texts, such as IconWorld or COCO: figures and tables take the results of one world', str, required=True)=None,
@@ -316,12 +325,17 @@ def cs_clip_evaluate(
     device:str='cpu', # cpu, cuda, cuda:0, mps
     batch_size:int=256, # pictures or texts embedded at once
     missing:str='error', # skip: leave out items whose picture is missing, and count them
+    mlm:str='data/models/mlm', # masked language model that reads the captions alone, to stand beside: folder or hub name; none leaves it out
+    matching:bool=False, # by the head that sees a picture and a text at once, which BLIP-2 has; not for retrieval and zero-shot
+    cache:str=None, # folder that keeps embeddings and the blind reader's scores: a killed run goes on there
 ) -> int:
-    "Score a dual encoder on a benchmark."
+    "Score a dual encoder on a benchmark; beside the score stand chance and what a reader without pictures reaches."
     checked_device(device)
+    if mlm != 'none': _checked_text_model(mlm, 'mlm')
     items = read_benchmark(benchmark, **{k: str(v) for k, v in parse_settings(paths or (), ['name']).items()})  # a folder may be called 2017
-    result = evaluate(load(model, device), items, batch_size, missing)
+    embedder = Embedder(load(model, device), batch_size, cache=cache and Path(cache)/'embeddings', matching=matching)
+    blind = None if mlm == 'none' else BlindReader(str(local_folder(mlm) or mlm), device, cache=cache and Path(cache)/'blind')
+    result = evaluate(embedder, items, missing=missing, blind=blind)
     path = result_file(out, result, run, world)
-    for name, s in result['subsets'].items(): print(f'{name:14s} {s["accuracy"]:.3f}  {s["n"]} of {s["expected"]}')
-    print(f'{"average":14s} {result["avg"]:.3f}  {path}')
+    print(f'{headline(result)}\n{path}: written')
     return 0

@@ -48,9 +48,9 @@ class Record:
 # %% ../nbs/09_data.ipynb #5cda62e3
 class Records(list):
     "A list of `Record`s that knows what was left out of it (`skipped`: reason -> count) and names its content (`digest`)."
-    def __init__(self, records=(), skipped:dict|None=None):
+    def __init__(self, records=(), skipped:dict|None=None, dataset:str|None=None): # the data set's own name
         super().__init__(records)
-        self.skipped = dict(skipped or {})
+        self.skipped, self.dataset = dict(skipped or {}), dataset
 
     @property
     def digest(self) -> str: # records without units keep the name that they had before there were any
@@ -94,14 +94,14 @@ def read_karpathy(
 ) -> Records: # in the file's order
     """The records of a split. Raises `CSClipError` for a key that is missing or holds something else, a duplicate image or sentid, and a
     split that the file lacks."""
-    images = field(read_json(path), 'images', list, path)
+    images = field(whole := read_json(path), 'images', list, path)
     seen, skipped, records, splits, wanted = set(), collections.Counter(), [], set(), set(split.split('+'))
     for i, image in enumerate(images):
         where = f'{path}: images[{i}]'
         splits.add(this := field(image, 'split', str, where))
         if this in wanted and (r := _karpathy_record(image, where, seen, skipped)): records.append(r)
     if wanted - splits: raise CSClipError(f'{path}: no split "{"+".join(sorted(wanted - splits))}"; it has {", ".join(sorted(splits))}')
-    return Records(records, skipped)
+    return Records(records, skipped, whole.get('dataset'))
 
 # %% ../nbs/09_data.ipynb #b7d2f3a9
 def _is_text(t):

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['NOUNS', 'NOUN', 'COLOURS', 'PIXELS', 'SIZES', 'UNSAID', 'ADJECTIVES', 'NUMBERS', 'RELATIONS', 'PASSIVE', 'CONVERSE',
            'BACKGROUNDS', 'TEXTURES', 'LAYOUTS', 'SPLITS', 'ALT_TEXT', 'KINDS', 'LABELS', 'IMPLIED', 'OPEN',
-           'TEMPLATES', 'ADDED', 'Noun', 'plural', 'Thing', 'Scene', 'union', 'square_around', 'relates', 'Mention',
-           'Statement', 'holds', 'compose', 'scene_at', 'draw', 'Style', 'article', 'say', 'pairs', 'describe', 'foil',
-           'balanced', 'blind_accuracy', 'sugar_crepe_items', 'scene_at_cached', 'aro_items', 'aro_text', 'captions_at',
-           'picture_name', 'picture_bytes', 'write_world', 'infer', 'inference_pairs', 'sugar_crepe_pp_rows',
-           'scene_graph', 'gqa_questions', 'class_scene', 'write_benchmarks', 'half_truth', 'half_truth_texts',
-           'half_truth_items', 'write_world_half_truths']
+           'TEMPLATES', 'EXCHANGED', 'ADDED', 'Noun', 'plural', 'Thing', 'Scene', 'union', 'square_around', 'relates',
+           'Mention', 'Statement', 'holds', 'compose', 'scene_at', 'draw', 'Style', 'article', 'say', 'pairs',
+           'describe', 'foil', 'balanced', 'blind_accuracy', 'sugar_crepe_items', 'scene_at_cached', 'aro_items',
+           'aro_text', 'captions_at', 'picture_name', 'picture_bytes', 'write_world', 'infer', 'inference_pairs',
+           'sugar_crepe_pp_rows', 'scene_graph', 'gqa_questions', 'class_scene', 'exchange', 'paired_items',
+           'write_benchmarks', 'half_truth', 'half_truth_texts', 'half_truth_items', 'write_world_half_truths']
 
 # %% ../nbs/01_icon_world.ipynb #cae7729d
 import io, json, zipfile
@@ -749,6 +749,48 @@ def class_scene(
     size, colour = ('small', 'big', '')[rng.integers(3)], visible[rng.integers(len(visible))]
     return Scene((_thing(noun, colour, size, (32, 32) + rng.integers(-8, 9, 2)),), (), background)
 
+# %% ../nbs/01_icon_world.ipynb #ea003b4b
+EXCHANGED = {'swap_obj': 'places', 'swap_att': 'colours'} # tag of a pair -> what two things of its scene exchange
+
+def exchange(
+    scene:Scene,
+    i:int, j:int, # two of its things
+    what:str, # 'places' or 'colours'
+) -> Scene:
+    "The scene with one thing where, or of the colour that, the other was."
+    a, b, things = scene.things[i], scene.things[j], list(scene.things)
+    def at(box, other):
+        (w, h), (x, y) = (box[2]-box[0], box[3]-box[1]), (other[0]+other[2], other[1]+other[3])
+        return _inside(((x-w)//2, (y-h)//2, (x-w)//2 + w, (y-h)//2 + h))
+    if what == 'places': things[i], things[j] = replace(a, box=at(a.box, b.box)), replace(b, box=at(b.box, a.box))
+    else: things[i], things[j] = replace(a, colour=b.colour), replace(b, colour=a.colour)
+    return replace(scene, things=tuple(things))
+
+def _paired(rng, tag):
+    "Two scenes and a caption of each, in the same words; `None` where what is drawn allows none."
+    scene = compose(rng)
+    claim = describe(scene, rng, relation=1. if tag == 'swap_obj' else .5, colour=.7 if tag == 'swap_obj' else 1., size=.2)
+    if len(claim.mentions) < 2: return None
+    (a, b), nouns = claim.mentions[:2], [t.noun for t in scene.things]
+    if tag == 'swap_obj' and (not claim.relation or claim.relation in PASSIVE): return None
+    if tag == 'swap_att' and a.colour == b.colour or any(nouns.count(m.noun) > 1 for m in (a, b)): return None
+    mentions = (b, a) if tag == 'swap_obj' else (replace(a, colour=b.colour), replace(b, colour=a.colour))
+    other = replace(claim, mentions=mentions + claim.mentions[2:])
+    scenes = scene, exchange(scene, nouns.index(a.noun), nouns.index(b.noun), EXCHANGED[tag])
+    if not holds(scenes[1], other) or holds(scene, other, loose=True) or holds(scenes[1], claim, loose=True): return None
+    style = Style(rng)
+    texts = say(claim, style), say(other, style)
+    same = len({tuple(sorted(t.lower().rstrip('.').replace(',', '').split())) for t in texts}) == 1
+    return (scenes, texts) if same else None
+
+def paired_items(
+    seed:int,
+    n:int, # of both tags together, in turns
+) -> list: # of (tag, two scenes, two captions)
+    "Pairs in Winoground's manner. A pure function of its arguments."
+    rng, tags = np.random.default_rng([seed, 107]), [*EXCHANGED]*n
+    return [(tag, *next(made for made in iter(lambda: _paired(rng, tag), 0) if made)) for tag in tags[:n]]
+
 # %% ../nbs/01_icon_world.ipynb #f66cfa3c
 def write_benchmarks(
     out:str|Path, # a folder, `write_world`'s for one
@@ -757,8 +799,10 @@ def write_benchmarks(
     items:int=200, # of each SugarCrepe++ subset
     questions:int=500, # of GQA, yes-no questions apart
     per_class:int=3, # pictures of each noun
+    paired:int=200, # pairs of pictures
 ) -> dict: # how many items each set holds: what `expected.json` in each folder says
-    "Write SugarCrepe++ (scpp/data), GQA (gqa) and an ImageFolder (zero_shot/test). The same arguments give the same bytes; under 1 MB."
+    """Write SugarCrepe++ (scpp/data), GQA (gqa), an ImageFolder (zero_shot/test) and Winoground's format (winoground, its pictures in an archive).
+    The same arguments give the same bytes; under 1 MB."""
     out = Path(out)
     kinds = [k for k in KINDS if not k.startswith('add')]
     for kind in kinds: write_json(out/f'scpp/data/{kind}.json', sugar_crepe_pp_rows(seed, pictures, kind, items), indent=None)
@@ -771,9 +815,15 @@ def write_benchmarks(
         for k in range(per_class):
             with atomic_write(out/f'zero_shot/test/{noun}/{k}.png') as part: part.write_bytes(picture_bytes(class_scene(seed, noun, k)))
     write_text(out/'zero_shot/test/templates.txt', '\n'.join(TEMPLATES) + '\n')
+    rows = []
+    with atomic_write(out/'winoground/images.zip') as part, zipfile.ZipFile(part, 'w', zipfile.ZIP_STORED) as z:
+        for k, (tag, scenes, texts) in enumerate(paired_items(seed, paired)):
+            rows.append({'id': k, 'tag': tag, **{f'caption_{m}': text for m, text in enumerate(texts)}, **{f'image_{m}': f'ex_{k}_img_{m}' for m in (0, 1)}})
+            for m, scene in enumerate(scenes): z.writestr(zipfile.ZipInfo(f'images/ex_{k}_img_{m}.png', (1980, 1, 1, 0, 0, 0)), picture_bytes(scene))
+    write_json_lines(out/'winoground/examples.jsonl', rows)
     expected = {'sugar_crepe_pp': dict.fromkeys(kinds, items), 'gqa': sum(q['answer'] != 'yes' for q in asked.values()),
-                'zero_shot': per_class*len(NOUN)}
-    for folder, name in (('scpp', 'sugar_crepe_pp'), ('gqa', 'gqa'), ('zero_shot', 'zero_shot')):
+                'zero_shot': per_class*len(NOUN), 'winoground': paired}
+    for folder, name in (('scpp', 'sugar_crepe_pp'), ('gqa', 'gqa'), ('zero_shot', 'zero_shot'), ('winoground', 'winoground')):
         write_json(out/folder/'expected.json', {name: expected[name]})
     return expected
 

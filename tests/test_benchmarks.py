@@ -5,7 +5,10 @@ import pytest
 from cs_clip import icon_world as iw
 from cs_clip.benchmarks import (
     BENCHMARKS, SUGAR_CREPE, SUGAR_CREPE_PP, VALSE, WHATSUP, Benchmark, Choice, colorswap, controlled, crop, gqa, read_benchmark, retrieval,
-    sugar_crepe, sugar_crepe_pp, too_close, valse, vg_attribution, vg_relation, vl_checklist, whatsup, winoground, zero_shot)
+    sugar_crepe, sugar_crepe_pp, too_close, valse, vg_attribution, vg_relation, vl_checklist, whatsup, winoground, zero_shot,
+    coco_spatial, distinct, gqa_spatial, near_duplicate)
+from cs_clip.data import ImageStore
+from cs_clip.evaluation import same_bag
 from cs_clip.files import CSClipError, write_json
 from PIL import Image
 from tiny_clip import png
@@ -96,6 +99,22 @@ def test_what_is_too_close():
         assert not too_close(a, b) and not too_close(b, a)
 
 
+def test_a_vocabulary_is_cleaned_as_a_whole():
+    words = {'couch': 3, 'sofa': 9, 'sofas': 2, 'bed': 1, 'skateboard': 4, 'skateboards': 4, 'gray': 1, 'grey': 2, 'above': 5, 'on top of': 6, 'riding': 7}
+    kept = distinct(words)
+    assert kept == ['above', 'bed', 'grey', 'riding', 'skateboard', 'sofa'] == distinct(dict(reversed(words.items())))
+    assert not any(near_duplicate(a, b) for a in kept for b in kept if a != b)
+    for gone in set(words) - set(kept): assert any(near_duplicate(gone, k) and words[k] >= words[gone] for k in kept)
+
+
+def test_no_controlled_case_draws_a_word_that_was_cleaned_away(tmp_path):
+    r = relations(*[(f'{i}.png', s, 'below', o) for i, (s, o) in enumerate(2*[('sofa', 'tree'), ('couch', 'dog'), ('sofa', 'lamp')])])
+    a = attributes(*[(x, 'cat', y, 'dog') for x in ('red', 'gray', 'grey', 'grey') for y in ('blue', 'green')])
+    drawn = {w for seed in range(8) for c in cases(tmp_path, r, a, seed).choices for w in set(c.texts[1].split()) - set(c.texts[0].split())}
+    assert {'sofa', 'grey'} <= drawn and not {'couch', 'gray'} & drawn
+    assert cases(tmp_path, r, a).skipped['near-duplicate object words'] == 1
+
+
 def test_controlled_cases_differ_in_one_element(tmp_path):
     things, words = ('man', 'horse', 'sofa', 'couch', 'tree'), ('riding', 'above', 'on top of', 'below', 'to the left of')
     r = relations(*[('1.png', s, w, o) for s in things for w in words for o in things if s != o])
@@ -123,7 +142,8 @@ def test_controlled_cases_left_out_are_counted(tmp_path):
     r = relations(('1.png', 'man', 'below', 'tree'), ('2.png', 'cat', 'below', 'dog'))
     r += relations(('1.png', 'a', 'on', 'b'), true_caption='a on b')
     b = cases(tmp_path, r, attributes(('red', 'cat', 'blue', 'dog'), ('green', 'cat', 'blue', 'dog')))
-    assert b.skipped == {'another template': 1, 'no replacement': 2}  # "below" is the only relation
+    cleaned = {f'near-duplicate {k} words': 0 for k in ('object', 'attribute', 'relation')}
+    assert b.skipped == {'another template': 1, 'no replacement': 2, **cleaned}  # "below" is the only relation
     assert {c.subset for c in b.choices} == {'object', 'attribute'}
     assert b.expected == {'object': 23937, 'attribute': 28748, 'relation': 13595}
 
@@ -251,6 +271,18 @@ def test_whatsup(tmp_path):
     with pytest.raises(CSClipError, match='item 0: "caption_options" holds 1'): whatsup(tmp_path, tmp_path)
 
 
+def test_spatial_photographs(tmp_path):
+    for k in ('coco_qa_one_obj', 'coco_qa_two_obj', 'vg_qa_one_obj', 'vg_qa_two_obj'):
+        write_json(tmp_path/f'{k}.json', [[139, 'a dog on the left', 'a dog on the right'], ['7', 'a dog on top', 'a dog below']])
+    coco, vg = coco_spatial(tmp_path, tmp_path), gqa_spatial(tmp_path, tmp_path)
+    assert [c.image for c in coco.choices] == ['000000000139.jpg', '000000000007.jpg']*2 and vg.choices[0].image == '139.jpg'
+    assert coco.expected == {'coco_qa_one_obj': 2247, 'coco_qa_two_obj': 440} and sum(vg.expected.values()) == 1451
+    assert coco.choices[2].texts == ('a dog on the left', 'a dog on the right')
+    for bad, message in ([139, 'a', ''], 'expected .picture'), ([139, 'a'], 'expected .picture'), ({'image': 1}, 'expected .picture'), (['x', 'a', 'b'], 'its number'):
+        write_json(tmp_path/'vg_qa_two_obj.json', [bad])
+        with pytest.raises(CSClipError, match=f'vg_qa_two_obj.json: item 0: .*{message}'): gqa_spatial(tmp_path, tmp_path)
+
+
 def image_folder(folder, **classes):
     for name, pictures in classes.items():
         (folder/name).mkdir(parents=True)
@@ -335,7 +367,7 @@ def test_the_digest_names_second_pictures_and_how_many_texts_are_right(tmp_path)
 @pytest.fixture(scope='module')
 def more(tmp_path_factory):
     folder = tmp_path_factory.mktemp('more')
-    return folder, iw.write_benchmarks(folder, pictures=400, items=8, questions=120, per_class=1)
+    return folder, iw.write_benchmarks(folder, pictures=400, items=8, questions=120, per_class=1, paired=40)
 
 
 def test_readers_find_all_that_icon_world_writes(more, tmp_path):
@@ -346,7 +378,10 @@ def test_readers_find_all_that_icon_world_writes(more, tmp_path):
     assert questions.expected == {'gqa': expected['gqa']} and len(questions.choices) == expected['gqa'] == 120
     assert set(questions.skipped) == {'yes or no'}
     assert classes.expected == {'zero_shot': len(iw.NOUN)} and len(classes.choices) == len(iw.NOUN)
-    iw.write_benchmarks(tmp_path, pictures=400, items=8, questions=120, per_class=1)
+    pairs = winoground(folder/'winoground/examples.jsonl', folder/'winoground/images.zip')
+    assert pairs.expected == dict.fromkeys(('i2t', 't2i', 'group'), 40) and len(pairs.choices) == 40
+    assert all(name in ImageStore(pairs.images) for c in pairs.choices for name in (c.image, *c.others))
+    iw.write_benchmarks(tmp_path, pictures=400, items=8, questions=120, per_class=1, paired=40)
     for path in folder.rglob('*.*'): assert path.read_bytes() == (tmp_path/path.relative_to(folder)).read_bytes(), path
 
 
@@ -374,3 +409,18 @@ def test_icon_worlds_gqa_replacements_are_false(more):
             assert iw.holds(scene, right) and not iw.holds(scene, wrong, loose=True), c
             kinds.add(right.relation)
     assert {'', 'above', 'below'} <= kinds
+
+
+def test_each_of_icon_worlds_paired_captions_is_true_of_its_own_picture_alone(more):
+    found = iw.paired_items(0, 40)
+    asked = winoground(more[0]/'winoground/examples.jsonl', more[0]/'winoground/images.zip')
+    for (tag, scenes, texts), c in zip(found, asked.choices, strict=True):
+        assert c.texts == texts and c.group == tag and same_bag(*texts) and texts[0] != texts[1]
+        changed = [(a, b) for a, b in zip(scenes[0].things, scenes[1].things) if a != b]
+        assert len(changed) == 2 and scenes[0].background == scenes[1].background and scenes[0].actions == scenes[1].actions
+        if tag == 'swap_att': assert [a.colour for a, _ in changed] == [b.colour for _, b in changed][::-1] and all(a.box == b.box for a, b in changed)
+        else: assert all(a.noun == b.noun and a.colour == b.colour and a.box != b.box for a, b in changed)
+        for scene, name in zip(scenes, (c.image, *c.others)):
+            assert all(0 <= t.box[0] < t.box[2] <= iw.PIXELS and 0 <= t.box[1] < t.box[3] <= iw.PIXELS for t in scene.things)
+            assert ImageStore(asked.images).open(name).size == (iw.PIXELS, iw.PIXELS)
+    assert {c.group for c in asked.choices} == set(iw.EXCHANGED)

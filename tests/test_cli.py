@@ -5,8 +5,10 @@ import pyarrow as pa, pyarrow.parquet as pq, pytest, yaml
 from safetensors.torch import load_file, save_file
 from cs_clip.cli import (checked_device, clip_is_here, compose, coverage_table, cs_clip_evaluate, cs_clip_negatives, cs_clip_preflight, cs_clip_train,
                          examples, inputs, text_model_is_here)
+from cs_clip.evaluation import headline
 from cs_clip.files import UNFINISHED, CSClipError, write_json
 from cs_clip.generation import KINDS
+from tiny_clip import tiny_transformers
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLD, MLM, NLI = 'data/icon_world', 'data/models/mlm', 'data/models/nli'
@@ -40,6 +42,7 @@ def small(tmp_path_factory):
     world.mkdir()
     for name in ('train.zip', 'test.zip', 'expected.json'): shutil.copy(whole/name, world)
     for path in (whole/'sugar_crepe').glob('*.json'): first(path, world/'sugar_crepe'/path.name, 3)
+    for name in ('scpp', 'gqa', 'winoground', 'zero_shot'): shutil.copytree(whole/name, world/name)
     for name in ('visual_genome_relation.json', 'visual_genome_attribution.json'): first(whole/name, world/name, 3)
     images = json.loads((whole/'dataset_coco.json').read_text())['images']
     few = [i for split in ('train', 'test') for i in [i for i in images if i['split'] == split][:12]]
@@ -66,7 +69,7 @@ def made(small, scripts):
     return small, {
         'negatives': ended('cs_clip_negatives', f'{WORLD}/dataset_coco.json', '--out', 'made/supervision', '--mlm', MLM, '--nli', NLI),
         'train': ended(*train), 'train again': ended(*train),
-        'evaluate': ended(*evaluate, f'sugar_crepe={WORLD}/sugar_crepe', f'images={WORLD}/test.zip')}
+        'evaluate': ended(*evaluate, f'sugar_crepe={WORLD}/sugar_crepe', f'images={WORLD}/test.zip', '--cache', 'made/cache')}
 
 # ---- end to end
 def test_negatives(made):
@@ -99,7 +102,22 @@ def test_evaluate(made):
     folder, said = made
     result = json.loads((folder/'made/scores/sg-mine-0/sugar_crepe.json').read_text())
     assert (result['run'], result['method'], result['seed'], result['world']) == ('sg-mine-0', 'sg', 0, 'IconWorld')
-    assert all(f'{name:14s} {s["accuracy"]:.3f}  3 of ' in said['evaluate'] for name, s in result['subsets'].items()) and len(result['subsets']) == 7
+    printed = f'{headline(result)}\nmade/scores/sg-mine-0/sugar_crepe.json: written'  # but for the order of the subsets, which the file sorts
+    assert sorted(said['evaluate'].splitlines()) == sorted(printed.splitlines()) and len(result['subsets']) == 7
+    assert all('blind' in s and s['n'] == 3 for s in result['subsets'].values()) and result['provenance']['blind']
+    assert 'INCOMPLETE (add_att: 3 of 400' in said['evaluate'] and {p.parent.parent.name for p in (folder/'made/cache').rglob('*.npz')} == {'embeddings', 'blind'}
+
+
+def test_evaluate_without_a_blind_reader(made, monkeypatch, capsys):
+    monkeypatch.chdir(made[0])
+    given = dict(benchmark='winoground', out='made/alone', world='IconWorld', run='mine',
+                 paths=[f'winoground={WORLD}/winoground/examples.jsonl', f'winoground_images={WORLD}/winoground/images.zip'])
+    for matching in (False, True):
+        assert cs_clip_evaluate(model='local-dir:made/model', mlm='none', matching=matching, **given) == 0
+        assert 'blind' not in (said := capsys.readouterr().out) and 'group' in said
+        assert json.loads(Path('made/alone/mine/winoground.json').read_text())['provenance']['head'] == ('matching' if matching else 'embedding')
+    assert cs_clip_evaluate(model='local-dir:made/model', mlm='data/models/nowhere', **given) == 1
+    assert 'data/models/nowhere: no folder' in capsys.readouterr().err
 
 
 def test_preflight(small, scripts):
@@ -182,12 +200,16 @@ def test_nothing_is_missing(project): assert missing() == []
     ('icon_world/train.zip', ['train.images']), ('icon_world/sugar_crepe/swap_obj.json', ['evaluate.sugar_crepe']),
     ('icon_world/test.zip', ['evaluate.images', 'evaluate.images_root']), ('icon_world/visual_genome_relation.json', ['evaluate.vg_relation']),
     ('icon_world/visual_genome_attribution.json', ['evaluate.vg_attribution']), ('icon_world/dataset_coco.json', ['parse.karpathy']),
+    ('icon_world/scpp/data/swap_obj.json', ['evaluate.sugar_crepe_pp']), ('icon_world/winoground/examples.jsonl', ['evaluate.winoground']),
+    ('icon_world/gqa/val_sceneGraphs.json', ['evaluate.gqa_questions', 'evaluate.gqa_scene_graphs']),
+    ('icon_world/winoground/images.zip', ['evaluate.winoground_images']), ('icon_world/zero_shot/test/cat', ['evaluate.zero_shot']),
     *((f'models/mlm/{name}', ['generate.mlm']) for name in ('config.json', 'model.safetensors', 'tokenizer.json')),
     ('models/nli/model.safetensors', ['generate.nli']),
     *((f'models/clip/{name}', ['train.model'])
       for name in ('open_clip_config.json', 'open_clip_model.safetensors', 'tokenizer.json', 'tokenizer_config.json'))])
 def test_every_file_that_a_stage_opens_is_asked_for(project, name, rows):
-    (project/'data'/name).unlink()
+    if (path := project/'data'/name).is_dir(): [p.unlink() for p in path.iterdir()]
+    else: path.unlink()
     assert missing() == rows
 
 @pytest.mark.parametrize('name, rows', [('train.zip', ['train.images']), ('sugar_crepe/add_att.json', ['evaluate.sugar_crepe'])])
@@ -201,6 +223,17 @@ def test_what_cannot_be_read_is_not_here(project, name, rows):
 def test_weights_of_another_format_are_not_what_generation_opens(project):
     (project/'data/models/mlm/model.safetensors').rename(project/'data/models/mlm/pytorch_model.bin')
     assert not text_model_is_here('data/models/mlm') and text_model_is_here('data/models/nli')
+
+
+def test_a_file_of_weights_and_a_transformers_folder_are_models_too(tmp_path):
+    (tmp_path/'negclip.pt').touch()
+    for name, here in (('ViT-B-32-quickgelu', True), ('ViT-B-32-gelu', True), ('ViT-B-32', True), ('no-such-model', False), ('ViT-B-16-SigLIP', False)):
+        assert clip_is_here(f'{name}/{tmp_path}/negclip.pt') == here, name  # SigLIP's tokenizer is the hub's
+        assert not clip_is_here(f'{name}/{tmp_path}/gone.pt')
+    name = tiny_transformers(tmp_path, 'siglip')
+    assert clip_is_here(name)
+    (tmp_path/'siglip/preprocessor_config.json').unlink()
+    assert not clip_is_here(name)
 
 
 def test_models_of_the_hub_are_looked_for_in_the_cache(tmp_path, monkeypatch):

@@ -4,12 +4,12 @@ import numpy as np, open_clip, pytest, torch
 from cs_clip.benchmarks import SUGAR_CREPE, Benchmark, Choice, retrieval, sugar_crepe, zero_shot
 from cs_clip.data import ImageStore, Record, Records
 from cs_clip.evaluation import (
-    _PAIR_CHANCE, EXAMPLES, BlindReader, Embedder, _OneDNN, _trees, chance, choice_scores, cohens_d, encode_shared, evaluate, headline, intervals,
+    _PAIR_CHANCE, BlindReader, Embedder, _OneDNN, _trees, chance, choice_scores, cohens_d, encode_shared, evaluate, headline, intervals,
     margins, overlap, paired_difference, paired_margins, ranks, recall_at_k, result_file, same_bag, text_margins, verdicts)
 from cs_clip.files import CSClipError, project_root, read_json, write_json
 from cs_clip.models import DualEncoder, load
 from PIL import Image
-from tiny_clip import captions, png, tiny_clip
+from tiny_clip import captions, png, tiny_clip, tiny_transformers
 
 
 @pytest.fixture(scope='module')
@@ -195,10 +195,10 @@ def test_averages_macro_and_small_groups(model, images):
 
 
 def test_controlled_has_effect_sizes_and_examples(model, images):
-    result = evaluate(model, benchmark(images, choices(80, box=(1, 2, 20, 16)), kind='controlled'))
+    result = evaluate(model, benchmark(images, choices(80, box=(1, 2, 20, 16)), kind='controlled', examples=24))
     assert all(isinstance(s['cohens_d'], float) and isinstance(s['margin'], float) for s in result['subsets'].values())
     shown = result['examples']
-    assert [e['id'] for e in shown] == [str(i) for i in range(2*EXAMPLES)] and shown[0]['box'] == [1, 2, 20, 16]
+    assert [e['id'] for e in shown] == [str(i) for i in range(2*24)] and shown[0]['box'] == [1, 2, 20, 16]
     assert [e['margin'] > 0 for e in shown] == list(one_at_a_time_cropped(model, images, shown))
 
 
@@ -317,9 +317,7 @@ def test_two_captions_and_a_negative_by_hand():
     ([[.9, .1], [.2, .8]], True, True), ([[.9, .1], [.95, .99]], True, False), ([[.9, .95], [.2, .99]], False, True),
     ([[.1, .9], [.8, .2]], False, False), ([[.9, .9], [.2, .99]], False, True)])
 def test_winograd_scores_by_hand(scores, i2t, t2i):
-    s = torch.tensor(scores)
-    pictures, texts = torch.cat([torch.eye(2), torch.zeros(2, 2)], 1), torch.cat([s.T, torch.zeros(2, 2)], 1)  # their products are `s`
-    m = {k: x.item() for k, x in paired_margins(pictures[None], texts[None]).items()}
+    m = {k: x.item() for k, x in paired_margins(torch.tensor(scores)[None]).items()}
     assert (m['i2t'] > 0, m['t2i'] > 0, m['group'] > 0) == (i2t, t2i, i2t and t2i)
 
 
@@ -328,7 +326,7 @@ def test_chance_by_counting():
     for texts, right in ((2, 1), (4, 1), (3, 2), (5, 2)):
         scores = torch.tensor(rng.random((20_000, texts)))
         assert verdicts(margins(scores, right))[0].double().mean().item() == pytest.approx(chance(texts, right), abs=.02)
-    found = paired_margins(torch.eye(2)[None].expand(20_000, 2, 2), torch.tensor(rng.random((20_000, 2, 2)), dtype=torch.float32))
+    found = paired_margins(torch.tensor(rng.random((20_000, 2, 2))))
     for k, p in _PAIR_CHANCE.items(): assert (found[k] > 0).double().mean().item() == pytest.approx(p, abs=.02)
 
 
@@ -509,6 +507,62 @@ def test_a_result_never_replaces_another_models(model, images, tmp_path):
     assert read_json(result_file(tmp_path, theirs, 'sg-0', 'toy', replace=True))['provenance']['model'] == other.digest
 
 
+# A model of several vectors a picture, and one that sees both at once -------------------------------------------------------------------
+
+@pytest.fixture(scope='module')
+def blip2(tmp_path_factory): return load(tiny_transformers(tmp_path_factory.mktemp('blip2'), 'blip-2'))
+
+
+@torch.inference_mode()
+def by_hand(model, store, names, texts):
+    "BLIP-2's two heads for each picture with each text, one picture at a time."
+    pixels, tokens = torch.stack([model.preprocess(store.open(n)) for n in names]), model.tokenize(texts)
+    contrastive = [[(v @ t).max().item() for t in model.encode_text(tokens)] for v in model.encode_image(pixels)]
+    return torch.tensor(contrastive), torch.cat([model.scores(p[None], tokens[None]) for p in pixels])
+
+
+@pytest.mark.parametrize('matching', [False, True])
+def test_both_of_blip_2s_heads_on_choices_and_pairs(blip2, images, tmp_path, matching):
+    store, items = ImageStore(images), choices(12)
+    pairs = [Choice(str(i), 'pairs', f'{i}.png', (captions()[i], captions()[i + 9]), others=(f'{i + 4}.png',)) for i in range(4)]
+    asked = Benchmark('pairs', pairs, images, dict.fromkeys(('i2t', 't2i', 'group'), 4), 'paired')
+    embedder = Embedder(blip2, 5, cache=tmp_path, matching=matching)
+    result, paired = evaluate(embedder, benchmark(images, items)), evaluate(embedder, asked)
+    own = [by_hand(blip2, store, [c.image], c.texts)[matching][0] for c in items]
+    for name, s in result['subsets'].items():
+        assert s['margin'] == pytest.approx(np.mean([(x[0] - x[1]).item() for x, c in zip(own, items) if c.subset == name]), abs=1e-5)
+    theirs = paired_margins(torch.stack([by_hand(blip2, store, [c.image, *c.others], c.texts)[matching] for c in pairs]))
+    for k, m in theirs.items(): assert paired['subsets'][k]['margin'] == pytest.approx(m.mean().item(), abs=1e-5)
+    assert result['provenance']['head'] == ('matching' if matching else 'embedding')
+    counting = Counting(blip2)
+    counting.scores = None  # all of it is on disk
+    assert evaluate(Embedder(counting, 5, cache=tmp_path, matching=matching), benchmark(images, items)) == result
+    assert counting.pictures == counting.sentences == 0
+
+
+def test_retrieval_and_zero_shot_of_several_vectors_a_picture(blip2, images):
+    store, names, texts = ImageStore(images), [f'{i}.png' for i in range(8)], captions()[:16]
+    whole = by_hand(blip2, store, names, texts)[0]
+    items = [Choice(n, 'test', n, (texts[2*i], texts[2*i + 1])) for i, n in enumerate(names)]
+    found = evaluate(blip2, Benchmark('retrieval', items, images, {'i2t': 8, 't2i': 16}, 'retrieval'))['metrics']
+    assert found['t2i_r1'] == pytest.approx((whole.argmax(0) == torch.arange(16)//2).double().mean().item())
+    assert found['i2t_r1'] == pytest.approx((whole.argmax(1)//2 == torch.arange(8)).double().mean().item())
+    classes = [Choice(n, 'zero_shot', n, (texts[i % 4],), group=str(i % 4)) for i, n in enumerate(names)]
+    asked = Benchmark('zero_shot', classes, images, {'zero_shot': 8}, 'zero_shot')
+    assert evaluate(blip2, asked)['avg'] == pytest.approx((whole[:, :4].argmax(1) == torch.arange(8) % 4).double().mean().item())
+    with pytest.raises(CSClipError, match='zero_shot: a head that sees a picture and a text at once'): evaluate(Embedder(blip2, matching=True), asked)
+
+
+def test_texts_of_several_benchmarks_are_tokenised_once(model, images):
+    class Splitting(Counting):
+        split = 0
+        def tokenize(self, texts): self.split += len(texts); return self.model.tokenize(texts)
+    counting = Splitting(model)
+    embedder, distinct = Embedder(counting), {t for c in choices() for t in c.texts}
+    for _ in range(2): evaluate(embedder, benchmark(images))
+    assert counting.split == len(distinct)
+
+
 # Pictures as they come -------------------------------------------------------------------------------------------------------------------
 
 def odd_pictures(folder):
@@ -532,3 +586,34 @@ def test_however_a_picture_is_stored_it_is_embedded_alike(model, tmp_path, name)
     Image.new('RGB', (40, 24), 'white').save(tmp_path/'white.png')
     plain, odd, white = Embedder(model).images(tmp_path, [(n, None) for n in ('plain.png', name, 'white.png')]).values()
     assert (plain - odd).norm() < .05*(plain - white).norm()
+
+
+def test_scores_that_are_no_numbers_are_named_whatever_the_head(blip2, images):
+    class Broken(Counting):
+        def encode_image(self, x):
+            v = super().encode_image(x)
+            v[0, 1, 0] = torch.nan
+            return v
+        def scores(self, pixels, tokens): return self.model.scores(pixels, tokens)*torch.inf
+    with pytest.raises(CSClipError, match='image "0.png": the model\'s embedding is not finite'): evaluate(Broken(blip2), benchmark(images))
+    with pytest.raises(CSClipError, match='image "0.png" with its texts: the model\'s embedding is not finite'):
+        Embedder(Broken(blip2), matching=True).matches(images, [('0.png', None)], [captions()[:2]])
+
+
+def test_a_killed_matching_goes_on_where_it_was(blip2, images, tmp_path):
+    class Killed(Counting):
+        seen, limit = 0, 24
+        def scores(self, pixels, tokens):
+            if self.seen >= self.limit: raise KeyboardInterrupt
+            self.seen += len(pixels)
+            return self.model.scores(pixels, tokens)
+    first, again, items = Killed(blip2), Killed(blip2), choices(40)
+    with pytest.raises(KeyboardInterrupt): evaluate(Embedder(first, 5, cache=tmp_path, matching=True), benchmark(images, items))
+    again.limit = 99
+    assert evaluate(Embedder(again, 5, cache=tmp_path, matching=True), benchmark(images, items)) == evaluate(Embedder(blip2, 5, matching=True), benchmark(images, items))
+    assert 0 < again.seen <= 40 - 24 + 16
+
+
+def test_what_makes_margins_probabilities(model, blip2, images):
+    assert evaluate(model, benchmark(images))['scale'] == pytest.approx(model.logit_scale.exp().item(), rel=1e-5)
+    assert evaluate(blip2, benchmark(images))['scale'] is None and evaluate(Embedder(blip2, matching=True), benchmark(images))['scale'] == 1

@@ -1,6 +1,7 @@
 """Figures and tables: the same bytes for the same results, and nothing that is missing goes unsaid."""
 import hashlib
 import os
+import re
 import subprocess
 import sys
 
@@ -9,7 +10,8 @@ import pytest
 from PIL import Image
 
 from cs_clip.data import ImageStore
-from cs_clip.figures import choose_pairs, edited_words, figure1, figure2, load_examples, load_results, save_figure
+from cs_clip.figures import (choose_pairs, edited_words, figure1, figure2, figure4, figure_changes, figure_relations, load_examples, load_groups, load_results,
+                             save_figure)
 from cs_clip.files import CSClipError, read_json, write_json
 from cs_clip.published import published
 from cs_clip.tables import TABLES, table_csv, table_text, write_tables
@@ -27,9 +29,16 @@ def write_run(folder, run, base):
         head = {'benchmark': benchmark, 'run': run, 'method': method, 'seed': seed, 'world': 'IconWorld', 'metrics': {}, 'provenance': {}}
         write_json(folder/run/f'{benchmark}.json', {**head, 'subsets': subsets, 'avg': base, 'std': .1 - base/20, **more})
 
-    write('sugar_crepe', {k: {'accuracy': base + i/50} for i, k in enumerate(KINDS)})
+    crepe = {'image': 'a.png', 'box': None, 'texts': ['a red cup and a blue table', 'a blue cup and a red table']}
+    write('sugar_crepe', {k: {'accuracy': base + i/50} for i, k in enumerate(KINDS)}, scale=20.,
+          examples=[{**crepe, 'id': f'{k}-{i}', 'subset': k, 'margin': base - .7 + i/20} for k in KINDS for i in range(2)])
+    write('sugar_crepe_pp', {k: {'accuracy': base - .2, 'tot': base - .1} for k in KINDS if 'add' not in k}, metrics={'tot': base - .1})
+    write('gqa', {'gqa': {'accuracy': base}})
+    write('winoground', {k: {'accuracy': base - .4} for k in ('i2t', 't2i', 'group')})
+    write('zero_shot', {'zero_shot': {'accuracy': base}}, metrics={'acc1': base, 'acc5': base + .1})
+    groups = {r: {'n': n, 'accuracy': min(1, base - .1 + n/200)} for r, n in (('on', 40), ('riding', 12), ('to the left of', 30))}
     for name in ('vg_relation', 'vg_attribution'):
-        write(name, {name: {'accuracy': base}}, metrics={'micro': base, 'macro': base - .05, 'min_group': 25, 'groups': {'on': {'n': 1}}})
+        write(name, {name: {'accuracy': base}}, metrics={'micro': base, 'macro': base - .05, 'min_group': 25, 'groups': groups})
     ways = ('i2t', 't2i')
     write('retrieval', {w: {'accuracy': base} for w in ways}, metrics={f'{w}_r{k}': base/2 + k/50 for w in ways for k in (1, 5)})
     example = {'image': 'a.png', 'box': [2, 2, 40, 30], 'texts': ['the cup is on the table', 'the cup is under the table']}
@@ -124,7 +133,7 @@ def test_every_table_says_world_and_seeds_and_labels_what_is_published(results):
     frame = load_results(results, 'IconWorld')
     for table in TABLES.values():
         text = table_text(table, frame, 'IconWorld')
-        assert 'measured: IconWorld, 3 seeds' in text and f'published: {table.source}' in text and '†' not in text
+        assert 'measured: IconWorld, 3 seeds' in text and (f'published: {table.source}' in text) == bool(table.published) and '†' not in text
         assert all(len(block.splitlines()) > 2 and len({line.count('|') for line in block.splitlines()}) == 1
                    for block in text.split('\n\n') if block.startswith('|'))  # every row has as many cells as its head
 
@@ -211,9 +220,60 @@ def test_labels_lie_apart_and_inside(results):
             for b in found[:i]: assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
 
 
+def every_figure(frame, results, store, world='IconWorld'):
+    examples = load_examples(results, world)
+    return (figure1(frame, world), figure2(frame, examples, store, world), figure4(examples, frame, store, world), figure_changes(frame, world),
+            figure_relations(load_groups(results, world), frame, world))
+
+
+def words(fig): return [t.get_text() for t in fig.findobj(lambda a: hasattr(a, 'get_fontsize') and a.get_visible() and a.get_text())]
+
+
+def test_each_figure_says_world_and_seeds(results, store):
+    for fig in every_figure(load_results(results, 'IconWorld'), results, store):
+        assert any('IconWorld' in t and '3 seeds' in t for t in words(fig))
+
+
+def test_probabilities_are_the_softmax_of_a_pair(results, store):
+    pairs = choose_pairs(load_examples(results, 'IconWorld'), tuple(KINDS))
+    assert [p.subset for p in pairs] == KINDS and all(p.telling for p in pairs)
+    for p in pairs:
+        assert p.probabilities['clip'] == pytest.approx(1/(1 + np.exp(-20*p.margins['clip']))) and p.probabilities['clip'] < .5 < p.probabilities['sg']
+    said = words(figure4(load_examples(results, 'IconWorld'), load_results(results, 'IconWorld'), store, 'IconWorld'))
+    assert said.count('✗') >= 7 and said.count('✓') >= 7 and f'{pairs[0].probabilities["clip"]:.0%}' in said
+    for run in RUNS: change(results/run/'sugar_crepe.json', scale=None)
+    assert not any('%' in t for t in words(figure4(load_examples(results, 'IconWorld'), load_results(results, 'IconWorld'), store, 'IconWorld')))
+
+
+def test_changes_are_points_to_the_base_model(results):
+    frame = load_results(results, 'IconWorld')
+    said = words(figure_changes(frame, 'IconWorld'))
+    assert said.count('+21.0') == len(frame[(frame.method == 'clip') & (frame.metric == 'accuracy')]) and 'SugarCrepe++ (ITT)' in said
+    result = read_json(results/'sg-1/gqa.json')
+    result['subsets']['gqa']['accuracy'] = 0.
+    write_json(results/'sg-1/gqa.json', result)
+    assert any(t.startswith('−') for t in words(figure_changes(load_results(results, 'IconWorld'), 'IconWorld')))
+    with pytest.raises(CSClipError, match='no accuracy of clip'): figure_changes(frame[frame.method != 'clip'], 'IconWorld')
+
+
+def test_relations_stand_by_frequency_and_rare_ones_are_counted(results, monkeypatch):
+    frame, groups = load_results(results, 'IconWorld'), load_groups(results, 'IconWorld')
+    said = words(figure_relations(groups, frame, 'IconWorld'))
+    assert [t for t in said if re.search(r'\(\d+\)$', t)] == ['on (40)', 'to the left of (30)', 'riding (12)']
+    monkeypatch.setattr('cs_clip.figures.SHOWN', 2)
+    assert any('1 rarer relations are not shown' in t for t in words(figure_relations(groups, frame, 'IconWorld')))
+    with pytest.raises(CSClipError, match='no results on vg_relation'): figure_relations(groups[:0], frame, 'IconWorld')
+
+
+def test_tables_without_a_published_one(results, tmp_path):
+    text = write_tables(results, tmp_path/'tables', 'IconWorld')
+    assert 'published' not in text['sugar_crepe_pp'].replace('measured', '') and '61.0 ± 1.0' in text['sugar_crepe_pp']
+    assert '71.3' in text['table3'] and 'Winoground Group' in text['more']
+
+
 def test_text_is_readable_and_on_the_page(results, store):
     frame = load_results(results, 'IconWorld')
-    for fig in (figure1(frame, 'IconWorld'), figure2(frame, load_examples(results, 'IconWorld'), store, 'IconWorld')):
+    for fig in every_figure(frame, results, store):
         page = fig.bbox.extents
         for text in fig.findobj(lambda a: hasattr(a, 'get_fontsize') and a.get_visible() and a.get_text()):
             assert text.get_fontsize() >= 7

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 WORLD = ROOT/'data/icon_world'
 METHODS = ['clip_ft', 'negclip', 'sg']
 RUNS = ['clip', *(f'{method}-0' for method in METHODS)]
-BENCHMARKS = ['sugar_crepe', 'vg_relation', 'vg_attribution', 'controlled', 'retrieval']
+BENCHMARKS = ['sugar_crepe', 'vg_relation', 'vg_attribution', 'controlled', 'retrieval', 'sugar_crepe_pp', 'gqa', 'winoground', 'zero_shot']
 
 
 def write_slice(out):
@@ -22,6 +22,9 @@ def write_slice(out):
     write_json(out/'dataset_coco.json', {'images': few, 'dataset': 'coco'})
     for path in sorted((WORLD/'sugar_crepe').glob('*.json')):
         write_json(out/'sugar_crepe'/path.name, dict(list(json.loads(path.read_text()).items())[:6]))
+    for path in sorted((WORLD/'scpp/data').glob('*.json')): write_json(out/'scpp'/path.name, json.loads(path.read_text())[:6])
+    write_json(out/'questions.json', dict(list(json.loads((WORLD/'gqa/val_balanced_questions.json').read_text()).items())[:30]))
+    (out/'examples.jsonl').write_text(''.join((WORLD/'winoground/examples.jsonl').read_text().splitlines(True)[:8]))
     for name in ('visual_genome_relation', 'visual_genome_attribution'):
         write_json(out/f'{name}.json', json.loads((WORLD/f'{name}.json').read_text())[::40])
 
@@ -37,7 +40,8 @@ def run_pipeline(data, out):
                   'methods': {'negclip': {'batch_size': 4}}},
         'evaluate': {'trained': folders['train'], 'out': folders['results'], 'sugar_crepe': str(data/'sugar_crepe'),
                      'vg_relation': str(data/'visual_genome_relation.json'), 'vg_attribution': str(data/'visual_genome_attribution.json'),
-                     'karpathy': str(data/'dataset_coco.json')},
+                     'karpathy': str(data/'dataset_coco.json'), 'sugar_crepe_pp': str(data/'scpp'), 'gqa_questions': str(data/'questions.json'),
+                     'winoground': str(data/'examples.jsonl'), 'cache': str(out/'evaluate')},
         'figures': {'results': folders['results'], 'out': folders['figures']},
         'tables': {'results': folders['results'], 'out': f'{folders["results"]}/tables'},
     }
@@ -66,7 +70,8 @@ def test_every_stage_leaves_whole_files_only(runs):
     found = files(runs[0])
     expected = {'parse/part-00000.parquet', 'parse/part-00002.parquet', 'generate/part-00000.parquet', 'generate/coverage.json', 'results/coverage.json',
                 'results/tables/table1.csv', 'results/tables/table1.md', 'results/tables/table2.csv', 'results/tables/table2.md',
-                'figures/figure1.png', 'figures/figure1.pdf', 'figures/figure2.png', 'figures/figure2.pdf',
+                *(f'results/tables/{name}.{kind}' for name in ('controlled', 'table3', 'sugar_crepe_pp', 'more') for kind in ('csv', 'md')),
+                *(f'figures/{name}.{kind}' for name in ('figure1', 'figure2', 'figure4', 'changes', 'relations') for kind in ('png', 'pdf')),
                 *(f'train/{m}-0/{f}' for m in METHODS for f in ('open_clip_config.json', 'open_clip_model.safetensors', 'log.jsonl', 'training.json')),
                 *(f'results/{r}/{b}.json' for r in RUNS for b in BENCHMARKS)}
     assert expected <= set(found)
@@ -93,7 +98,7 @@ def test_results_say_what_they_are(runs, run, benchmark):
     assert 0 <= result['avg'] <= 1 and 0 <= result['std'] <= .5
     for subset in result['subsets'].values():
         assert 0 <= subset['accuracy'] <= 1 and subset['n'] > 0 and subset['expected'] > 0
-        assert ('cohens_d' in subset) == (benchmark == 'controlled')
+        assert ('cohens_d' in subset) == (benchmark == 'controlled') and ('blind' in subset) == (benchmark not in ('retrieval', 'zero_shot'))
     if benchmark == 'sugar_crepe': assert len(result['subsets']) == 7 and all(s['n'] == 6 for s in result['subsets'].values())
     if benchmark == 'controlled': assert set(result['subsets']) == {'object', 'attribute', 'relation'}
     if benchmark == 'retrieval': assert {'i2t_r1', 'i2t_r5', 't2i_r1', 't2i_r5'} <= set(result['metrics'])
