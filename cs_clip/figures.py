@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'PUBLISHED_AS', 'RC', 'GREY', 'RIGHT', 'WRONG', 'ELEMENTS', 'KINDS', 'BENCHMARK_TITLES', 'SHOWN',
-           'load_results', 'Method', 'look', 'methods_in', 'seeds_said', 'seeds_wanted', 'incomplete', 'save_figure',
-           'label_points', 'figure1', 'load_examples', 'Pair', 'choose_pairs', 'edited_words', 'figure2', 'figure4',
-           'figure_changes', 'load_groups', 'figure_relations']
+           'ADDITIONS', 'load_results', 'Method', 'look', 'methods_in', 'seeds_said', 'seeds_wanted', 'incomplete',
+           'save_figure', 'label_points', 'figure1', 'load_examples', 'Pair', 'choose_pairs', 'edited_words', 'figure2',
+           'figure4', 'figure_changes', 'load_groups', 'figure_relations', 'figure_half_truths', 'figure_composition']
 
 # %% ../nbs/15_figures.ipynb #f5df8bf6
 import difflib, functools, itertools, textwrap
@@ -76,8 +76,9 @@ class Method(NamedTuple):
     marker: str
 
 METHODS = {'clip': Method('CLIP', '#000000', 'o'), 'clip_ft': Method('CLIP-FT', '#0072B2', 's'),
-           'negclip': Method('NegCLIP', '#009E73', '^'), 'sg': Method('CS-CLIP (sg)', '#D55E00', 'D')}
-PUBLISHED_AS = {'CLIP': 'clip', 'NegCLIP': 'negclip', 'CS-CLIP': 'sg'}  # what the papers' tables call a method that we measure
+           'negclip': Method('NegCLIP', '#009E73', '^'), 'sg': Method('CS-CLIP (sg)', '#D55E00', 'D'),
+           'units': Method('CS-CLIP (units)', '#E69F00', 'P')}
+PUBLISHED_AS = {'CLIP': 'clip', 'NegCLIP': 'negclip', 'CS-CLIP': 'sg', 'CS-CLIP (units)': 'units'}  # what the papers' tables call a method that we measure
 
 def _weight(method): return 'bold' if method == 'sg' else 'normal'  # the paper's own
 
@@ -492,7 +493,7 @@ def figure4(
 # %% ../nbs/15_figures.ipynb #f2506b45
 BENCHMARK_TITLES = {'sugar_crepe': 'SugarCrepe', 'sugar_crepe_pp': 'SugarCrepe++ (ITT)', 'controlled': 'Controlled', 'vg_relation': 'VG-Relation',
                     'vg_attribution': 'VG-Attribution', 'gqa': 'GQA, two choices', 'winoground': 'Winoground', 'retrieval': 'Retrieval R@1',
-                    'zero_shot': 'Zero-shot'}
+                    'zero_shot': 'Zero-shot', 'half_truth': 'Half-truths'}
 _SUBSET_TITLES = {**KINDS, **{e: e.capitalize() for e in ELEMENTS}, 'i2t': 'Image → text', 't2i': 'Text → image', 'group': 'Group'}
 
 def _changed(results):
@@ -505,7 +506,7 @@ def _changed(results):
             values = rows['value']*100 - base[key]
             cells.setdefault(key, {})[method] = values.mean(), values.std() if len(values) > 1 else None
     place = {name: i for i, name in enumerate(_SUBSET_TITLES)}
-    return {k: cells[k] for b in BENCHMARK_TITLES for k in sorted((k for k in cells if k[0] == b), key=lambda k: place.get(k[1], -1))}, base
+    return {k: cells[k] for b in BENCHMARK_TITLES for k in sorted((k for k in cells if k[0] == b), key=lambda k: place.get(k[1], len(place)))}, base
 
 def figure_changes(
     results:pd.DataFrame, # of `load_results`
@@ -531,7 +532,7 @@ def figure_changes(
         for benchmark, keys in groups.items():
             ax.text(.1, y + step*.72, BENCHMARK_TITLES[benchmark], weight='bold', fontsize=7.5)
             for key in keys:
-                title = '' if key[1] == benchmark else _SUBSET_TITLES.get(key[1], key[1])
+                title = '' if key[1] == benchmark else _SUBSET_TITLES.get(key[1], key[1].capitalize())
                 ax.text(2.5, y + step*.72, title, fontsize=7, ha='right')
                 ax.text(3.05, y + step*.72, f'{base[key]:.1f}', fontsize=7, ha='right')
                 for i, m in enumerate(methods):
@@ -598,4 +599,93 @@ def figure_relations(
         fig.legend(handles, [*(look(m).label for m in methods), 'each seed'], loc='upper left', ncols=len(handles), frameon=False, fontsize=7.5,
                    handlelength=1, handletextpad=.4, columnspacing=1.2, borderpad=.1, bbox_to_anchor=(.1/6.9, 1 - .22/fig.get_figheight()))
         _notes(fig, notes)
+    return fig
+
+# %% ../nbs/15_figures.ipynb #0020ead3
+ADDITIONS = {'all': 'All', 'entity': 'Entity', 'relation': 'Relation', 'object': '+Obj', 'attribute': '+Attr', 'predicate': 'Ant', 'swap': 'Swap'}
+
+def _addition_bars(ax, part, methods, metric, printed):
+    "A group of bars an addition: the mean over seeds, each seed a dot; published values hollow."
+    known = published('halftruth_coco_qwen').replace({'method': PUBLISHED_AS}).set_index('method')
+    width = .8/len(methods)
+    for (g, addition), (i, method) in itertools.product(enumerate(ADDITIONS), enumerate(methods)):
+        x, m = g + (i - (len(methods) - 1)/2)*width, look(method)
+        name = 'avg' if metric == 'accuracy' and addition == 'all' else metric
+        values = part[(part.subset == addition) & (part.method == method) & (part.metric == name)]['value']*100
+        if not values.empty:
+            ax.bar(x, values.mean(), width*.92, color=m.color, alpha=.85)
+            if len(values) > 1: ax.scatter([x]*len(values), values, s=4, color='black', lw=0, zorder=3)
+        column = printed.format(addition)
+        if method in known.index and column in known and pd.notna(value := known.loc[method, column]):
+            ax.scatter(x, value, s=16, marker='D', facecolor='white', edgecolor=GREY, lw=.8, zorder=4)
+    ax.set(ylim=(0, 100), xlim=(-.6, len(ADDITIONS) - .4), xticks=range(len(ADDITIONS)), xticklabels=ADDITIONS.values())
+    ax.grid(axis='y', color='#ececec', lw=.5)
+    ax.set_axisbelow(True)
+
+def figure_half_truths(
+    results:pd.DataFrame, # of `load_results`
+    world:str, # as it is called on the figure's face
+) -> Figure: # 6.9 inches wide
+    """Half-truth accuracy and correct ordering rate by model and type (CS-CLIP by units, Figure 3 and Table 8). Raises `CSClipError` when nothing
+    was measured on half-truths."""
+    part = results[results.benchmark == 'half_truth']
+    if part.empty: raise CSClipError('half-truths: no results on half_truth; run the evaluate stage for it')
+    methods, notes = methods_in(part), incomplete(results, ['half_truth'])
+    with _style():
+        fig = _figure(6.9, 4.5 + _notes_height(notes))
+        for top, metric, printed, title in ((.55, 'accuracy', '{}', 'Half-truth accuracy (%)'), (2.6, 'correct_ordering', 'ordering_{}', 'Correct ordering (%)')):
+            ax = _axes(fig, .6, top, 6.15, 1.55)
+            _addition_bars(ax, part, methods, metric, printed)
+            ax.set_ylabel(title + ' †'*bool(notes))
+        handles = [Line2D([], [], ls='', marker='s', color=look(m).color, label=look(m).label) for m in methods]
+        handles.append(Line2D([], [], ls='', marker='D', ms=4, mfc='white', mec=GREY, label='published: COCO (Qwen)'))
+        fig.legend(handles=handles, loc='upper left', ncols=len(handles), frameon=False, fontsize=6.5, handletextpad=0, columnspacing=.9, borderpad=.2)
+        fig.text(.6/6.9, 1 - .42/fig.get_figheight(), f'measured: {world} · {seeds_said(part)}; bars: mean, dots: each seed', fontsize=7, color=GREY)
+        _notes(fig, notes)
+    return fig
+
+# %% ../nbs/15_figures.ipynb #c156a507
+_NOT_COMPOSITION = ('half_truth', 'retrieval', 'retrieval_flickr', 'zero_shot')
+
+def _run_points(results):
+    "A row a run: half-truth accuracy and composition, in percent."
+    whole = results[(results.subset == 'all') & (results.metric == 'avg')]
+    half = whole[whole.benchmark == 'half_truth'].set_index(['method', 'run'])['value']
+    others = whole[~whole.benchmark.isin(_NOT_COMPOSITION)].groupby(['method', 'run'])['value'].mean()
+    return pd.DataFrame({'half_truth': half, 'composition': others}).dropna()*100
+
+def figure_composition(
+    results:pd.DataFrame, # of `load_results`
+    world:str, # as it is called on the figure's face
+) -> Figure: # 6.9 x 2.85 inches
+    """Composition against half-truth accuracy (CS-CLIP by units, Figure 5): ours on the left, what the paper's text gives on the right. Raises
+    `CSClipError` when no run has both."""
+    points = _run_points(results)
+    if points.empty: raise CSClipError('figure 5: no run with half_truth and another benchmark; run the evaluate stage')
+    sets = sorted(set(results.benchmark) - set(_NOT_COMPOSITION))
+    printed = published('halftruth_coco_qwen').dropna(subset=['all', 'composition'])
+    with _style():
+        fig = _figure(6.9, 2.85)
+        left, right = (_axes(fig, x, .3, 2.72, 1.98) for x in (.68, 4.08))
+        labels, dots = [], []
+        _limits(left, points['half_truth'], points['composition'])
+        for method in methods_in(points.reset_index()):
+            seeds, m = points.loc[method], look(method)
+            x, y = seeds.mean()
+            if len(seeds) > 1: left.scatter(*seeds.T.values, s=7, color=m.color, alpha=.55, lw=0, zorder=2)
+            left.scatter(x, y, s=34, color=m.color, marker=m.marker, edgecolor='white', lw=.6, zorder=3)
+            labels.append((x, y, m.label, dict(color=m.color)))
+            dots += [(x, y, 9), *((a, b, 4) for a, b in seeds.values)]
+        label_points(left, labels, dots)
+        _limits(right, printed['all'], printed['composition'])
+        right.scatter(printed['all'], printed['composition'], s=26, facecolor='white', edgecolor=GREY, lw=1, marker='D', zorder=3)
+        label_points(right, [(x, y, name, dict(color=GREY)) for x, y, name in zip(printed['all'], printed['composition'], printed['method'])],
+                     [(x, y, 9) for x, y in zip(printed['all'], printed['composition'])])
+        left.set_title(f'{world} · {seeds_said(results)} · measured', loc='left', weight='bold')
+        right.set_title('COCO (Qwen) · published', loc='left', weight='bold', color=GREY)
+        left.set_ylabel('Composition, mean (%)')
+        for ax, said in ((left, f'mean of {len(sets)}: {", ".join(sets)}'), (right, 'mean of 16 benchmarks')):
+            ax.set_xlabel('Half-truth accuracy (%)\n' + textwrap.shorten(said, 62, placeholder=' …'))
+            ax.grid(color='#ececec', lw=.5)
+            ax.set_axisbelow(True)
     return fig
