@@ -43,7 +43,7 @@ class Benchmark:
     skipped: dict = dataclasses.field(default_factory=dict) # reason -> items the reader left out
     min_group: int = 1 # smaller groups stay out of the macro mean
     lacking: int = 0 # items that the files lack, where the authors say how many there are but not of which subset
-    examples: int = 0 # items of each subset, the first ones, that a result holds with their margins: the same in every run, for a figure to set side by side
+    examples: int = 0 # first items of each subset that a result holds with their margins: the same in every run, for a figure to set side by side
 
     def __post_init__(self):
         if twice := [id for id, n in collections.Counter(c.id for c in self.choices).items() if n > 1]:
@@ -188,7 +188,8 @@ def near_duplicate(a:str, b:str) -> bool:
 def distinct(
     words:dict[str, int], # a vocabulary, with how often each word occurs
 ) -> list[str]: # in alphabetical order
-    "The vocabulary cleaned as a whole: from the most frequent word on, equals in alphabetical order, one stays unless it is a `near_duplicate` of one that did."
+    """The vocabulary cleaned as a whole: from the most frequent word on, equals in alphabetical order, one stays unless it is a `near_duplicate` of
+    one that did."""
     kept = []
     for word in sorted(words, key=lambda w: (-words[w], w)):
         if not any(near_duplicate(word, k) for k in kept): kept.append(word)

@@ -78,7 +78,8 @@ def clip_is_here(
     "Whether a dual encoder can be loaded without the network. Raises `CSClipError` for a configuration that is no JSON."
     kind, _, rest = name.partition(':')
     if kind in ('local-dir', 'hf-hub') and not _file(rest, 'open_clip_config.json') and _file(rest, 'config.json'): # transformers' format
-        return all(_file(rest, *names) for names in (['model.safetensors', '*.safetensors', 'pytorch_model.bin', '*.bin'], ['preprocessor_config.json', 'processor_config.json'], _TOKENIZER))
+        weights, pictures = ['model.safetensors', '*.safetensors', 'pytorch_model.bin', '*.bin'], ['preprocessor_config.json', 'processor_config.json']
+        return all(_file(rest, *names) for names in (weights, pictures, _TOKENIZER))
     if name.endswith(_SUFFIXES):
         architecture, _, file = name.partition('/')
         weights, cfg = local_path(file).is_file(), get_model_config(architecture.removesuffix('-gelu'))
@@ -110,7 +111,8 @@ INPUTS = [ # stage, parameter, what it names, and the lists whose pictures it mu
     ('evaluate', 'vg_images', 'pictures', ['vg_relation', 'vg_attribution']),
     ('evaluate', 'karpathy', 'list', ['retrieval']), ('evaluate', 'half_truth', 'list', ['half_truth']),
     ('evaluate', 'images_root', 'pictures', ['retrieval', 'half_truth']),
-    ('evaluate', 'gqa_questions', 'list', ['gqa']), ('evaluate', 'gqa_scene_graphs', 'list', ['gqa']), ('evaluate', 'gqa_images', 'pictures', ['gqa']),
+    ('evaluate', 'gqa_questions', 'list', ['gqa']), ('evaluate', 'gqa_scene_graphs', 'list', ['gqa']),
+    ('evaluate', 'gqa_images', 'pictures', ['gqa']),
     ('evaluate', 'winoground', 'list', ['winoground']), ('evaluate', 'winoground_images', 'pictures', ['winoground']),
     ('evaluate', 'zero_shot', 'list', ['zero_shot']), ('evaluate', 'mlm', 'text model', []),
 ]

@@ -657,7 +657,8 @@ def evaluate(
     keys = {(benchmark.images, *k) for c in choices for k in _pictures(c)}
     counts = {'boxes_clipped': len(keys & embedder.clipped), 'items_without_picture': len(benchmark.choices) - len(choices)}
     return {'benchmark': benchmark.name, **result, 'scale': _scale(embedder), 'provenance': {
-        'code_version': cs_clip.__version__, 'data': benchmark.digest, 'model': embedder.digest, 'head': 'matching' if embedder.matching else 'embedding',
+        'code_version': cs_clip.__version__, 'data': benchmark.digest, 'model': embedder.digest,
+        'head': 'matching' if embedder.matching else 'embedding',
         'training': getattr(embedder.model, 'trained', None), # by what settings, from which base model and supervision
         'preprocessing': embedder.model.preprocess_cfg, 'counts': {**counts, **benchmark.skipped}, 'blind': blind and blind.digest,
         'parameters': {'batch_size': embedder.batch_size, 'missing': missing, 'seed': seed, 'bootstrap_samples': SAMPLES}}}

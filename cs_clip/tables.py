@@ -236,7 +236,7 @@ CAPABILITIES = { # category -> sub-capability -> benchmark:subset, as regular ex
         'Existence': r'valse:existence', 'Counting': r'valse:(plurals|counting.*)'},
     'Relational Structure': {
         'Predicate Sensitivity': r'sugar_crepe(_pp)?:replace_rel|controlled:relation|half_truth:predicate|valse:(relations|action-replacement)|vl_checklist:Relation.*'
-                                 r'|whatsup:.*',
+                                 r'|(whatsup|coco_spatial|gqa_spatial):.*',
         'Role Sensitivity': r'sugar_crepe(_pp)?:swap_obj|vg_relation:vg_relation|half_truth:swap|valse:actant-swap'},
     'Binding': {'Attribute Binding': r'sugar_crepe(_pp)?:swap_att|vg_attribution:vg_attribution|colorswap:i2t'},
     'Linguistic': {'Syntax': r'winoground:i2t', 'Coreference': r'valse:coreference.*', 'Negation': r'$^'}}

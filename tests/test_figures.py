@@ -310,7 +310,7 @@ def test_half_truth_figures_say_what_they_show(results):
         said = ' '.join(t.get_text() for t in [*figure.texts, *(t for ax in figure.axes for t in (ax.title, ax._left_title, ax.xaxis.label))])
         assert 'IconWorld · 3 seeds' in said
     points = figure_composition(frame, 'IconWorld').axes[0]
-    assert 'mean of 4: controlled, sugar_crepe, vg_attribution' in points.get_xlabel()
+    assert 'mean of 7: controlled, gqa, sugar_crepe, sugar_crepe_pp' in points.get_xlabel()
     without = frame[frame.benchmark != 'half_truth']
     for figure in (figure_half_truths, figure_composition):
         with pytest.raises(CSClipError, match='half_truth'): figure(without, 'IconWorld')
@@ -339,10 +339,11 @@ def test_every_subset_has_a_capability(results):
     for benchmark, subsets in {'sugar_crepe': SUGAR_CREPE, 'sugar_crepe_pp': SUGAR_CREPE_PP, 'valse': VALSE, 'whatsup': WHATSUP}.items():
         assert all(capability(benchmark, s) for s in subsets)
     assert capability('vl_checklist', 'Relation/vg/action')[1] == 'Predicate Sensitivity'
+    assert capability('coco_spatial', 'coco_qa_one_obj') == capability('gqa_spatial', 'vg_qa_two_obj') == capability('whatsup', 'controlled_clevr')
     assert capability('half_truth', 'relation') is None and capability('winoground', 'group') is None
     with pytest.raises(CSClipError, match='winograd:all: has no capability'): capability('winograd', 'all')
     frame, text = capability_table(load_results(results, 'IconWorld'), 'IconWorld')
     cell = frame.set_index('capability').loc['Role Sensitivity']
-    assert cell['subsets'] == 'half_truth: swap; sugar_crepe: swap_obj; vg_relation'
-    assert cell['clip'] == pytest.approx(np.mean([.6 - 6/40, .6 + 3/50, .6])*100, abs=1e-3)
+    assert cell['subsets'] == 'half_truth: swap; sugar_crepe: swap_obj; sugar_crepe_pp: swap_obj; vg_relation'
+    assert cell['clip'] == pytest.approx(np.mean([.6 - 6/40, .6 + 3/50, .4, .6])*100, abs=1e-3)
     assert 'measured: IconWorld, 3 seeds' in text and '| Negation | – |' in text
