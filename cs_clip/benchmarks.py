@@ -6,7 +6,7 @@
 __all__ = ['SUGAR_CREPE', 'SUGAR_CREPE_PP', 'VALSE', 'WHATSUP', 'BENCHMARKS', 'Choice', 'Benchmark', 'crop', 'sugar_crepe',
            'sugar_crepe_pp', 'vg_relation', 'vg_attribution', 'too_close', 'near_duplicate', 'distinct', 'controlled',
            'gqa', 'winoground', 'colorswap', 'valse', 'vl_checklist', 'whatsup', 'coco_spatial', 'gqa_spatial',
-           'zero_shot', 'retrieval', 'read_benchmark']
+           'zero_shot', 'retrieval', 'half_truth', 'read_benchmark']
 
 # %% ../nbs/12_benchmarks.ipynb #76db984b
 import collections, dataclasses, difflib, math, random, re
@@ -39,11 +39,11 @@ class Benchmark:
     choices: list[Choice]
     images: Path # an `ImageStore`'s root
     expected: dict[str, int] # subset -> how many items the whole set has
-    kind: str = 'choice' # 'choice', 'controlled' (with Cohen's d), 'paired' (as many pictures as texts), 'retrieval' or 'zero_shot'
+    kind: str = 'choice' # or 'controlled' (with Cohen's d), 'paired' (as many pictures as texts), 'retrieval', 'zero_shot', 'half_truth'
     skipped: dict = dataclasses.field(default_factory=dict) # reason -> items the reader left out
     min_group: int = 1 # smaller groups stay out of the macro mean
     lacking: int = 0 # items that the files lack, where the authors say how many there are but not of which subset
-    examples: int = 0 # items of each subset, the first ones, that a result holds with their margins: the same in every run, for a figure to set side by side
+    examples: int = 0 # first items of each subset that a result holds with their margins: the same in every run, for a figure to set side by side
 
     def __post_init__(self):
         if twice := [id for id, n in collections.Counter(c.id for c in self.choices).items() if n > 1]:
@@ -188,7 +188,8 @@ def near_duplicate(a:str, b:str) -> bool:
 def distinct(
     words:dict[str, int], # a vocabulary, with how often each word occurs
 ) -> list[str]: # in alphabetical order
-    "The vocabulary cleaned as a whole: from the most frequent word on, equals in alphabetical order, one stays unless it is a `near_duplicate` of one that did."
+    """The vocabulary cleaned as a whole: from the most frequent word on, equals in alphabetical order, one stays unless it is a `near_duplicate` of
+    one that did."""
     kept = []
     for word in sorted(words, key=lambda w: (-words[w], w)):
         if not any(near_duplicate(word, k) for k in kept): kept.append(word)
@@ -472,6 +473,19 @@ def retrieval(
     pictures = sum(published.get(s, 0) for s in split.split('+')) or len(records) + records.skipped.get('image without a caption', 0)
     return Benchmark(name, choices, Path(images), {'i2t': pictures, 't2i': sum(len(r.captions) for r in records)}, 'retrieval', records.skipped)
 
+# %% ../nbs/12_benchmarks.ipynb #d80508d9
+from .units import ADDED, read_half_truths
+
+def half_truth(
+    path:str|Path, # JSON lines, see `read_half_truths`
+    images:str|Path, # the root that the rows' pictures start from
+) -> Benchmark:
+    "Half-truths; an item's texts are anchor, truthful refinement and half-truth. Raises `CSClipError` as `read_half_truths` does."
+    rows = read_half_truths(path)
+    choices = [Choice(str(i), r.change, r.image, (r.anchor, r.truthful, r.half_truth), group=r.source, right=2) for i, r in enumerate(rows)]
+    found = collections.Counter(r.change for r in rows)
+    return Benchmark('half_truth', choices, Path(images), _expected(path, 'half_truth', {c: found[c] for c in ADDED if found[c]}), 'half_truth')
+
 # %% ../nbs/12_benchmarks.ipynb #3af97ba7
 _READERS = { # name -> its reader, and which paths are the reader's arguments
     'sugar_crepe': (sugar_crepe, ('sugar_crepe', 'images')),
@@ -489,7 +503,8 @@ _READERS = { # name -> its reader, and which paths are the reader's arguments
     'whatsup': (whatsup, ('whatsup', 'whatsup_images')),
     'coco_spatial': (coco_spatial, ('whatsup', 'images')),
     'gqa_spatial': (gqa_spatial, ('whatsup', 'gqa_images')),
-    'zero_shot': (zero_shot, ('zero_shot',))}
+    'zero_shot': (zero_shot, ('zero_shot',)),
+    'half_truth': (half_truth, ('half_truth', 'images_root'))}
 BENCHMARKS = tuple(_READERS)
 
 # %% ../nbs/12_benchmarks.ipynb #245c0cb2

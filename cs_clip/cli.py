@@ -70,7 +70,7 @@ def _file(repository, *alternatives) -> str|None:
     except HFValidationError: return None  # a path that is not there
 
 _TOKENIZER = 'tokenizer.json', 'vocab.txt', 'vocab.json'
-_CLIP = 'open_clip_model.safetensors', 'open_clip_pytorch_model.bin', 'model.safetensors', '*.safetensors', '*.bin', '*.pth'  # the last three from folders alone
+_CLIP = 'open_clip_model.safetensors', 'open_clip_pytorch_model.bin', '*.safetensors', '*.bin', '*.pth'  # the last three from folders alone
 
 def clip_is_here(
     name:str, # as `models.load` takes it
@@ -78,7 +78,8 @@ def clip_is_here(
     "Whether a dual encoder can be loaded without the network. Raises `CSClipError` for a configuration that is no JSON."
     kind, _, rest = name.partition(':')
     if kind in ('local-dir', 'hf-hub') and not _file(rest, 'open_clip_config.json') and _file(rest, 'config.json'): # transformers' format
-        return all(_file(rest, *names) for names in (_CLIP[2:], ['preprocessor_config.json', 'processor_config.json'], _TOKENIZER))
+        weights, pictures = ['model.safetensors', '*.safetensors', 'pytorch_model.bin', '*.bin'], ['preprocessor_config.json', 'processor_config.json']
+        return all(_file(rest, *names) for names in (weights, pictures, _TOKENIZER))
     if name.endswith(_SUFFIXES):
         architecture, _, file = name.partition('/')
         weights, cfg = local_path(file).is_file(), get_model_config(architecture.removesuffix('-gelu'))
@@ -108,8 +109,10 @@ INPUTS = [ # stage, parameter, what it names, and the lists whose pictures it mu
     ('evaluate', 'images', 'pictures', ['sugar_crepe', 'sugar_crepe_pp']),
     ('evaluate', 'vg_relation', 'list', ['vg_relation']), ('evaluate', 'vg_attribution', 'list', ['vg_attribution']),
     ('evaluate', 'vg_images', 'pictures', ['vg_relation', 'vg_attribution']),
-    ('evaluate', 'karpathy', 'list', ['retrieval']), ('evaluate', 'images_root', 'pictures', ['retrieval']),
-    ('evaluate', 'gqa_questions', 'list', ['gqa']), ('evaluate', 'gqa_scene_graphs', 'list', ['gqa']), ('evaluate', 'gqa_images', 'pictures', ['gqa']),
+    ('evaluate', 'karpathy', 'list', ['retrieval']), ('evaluate', 'half_truth', 'list', ['half_truth']),
+    ('evaluate', 'images_root', 'pictures', ['retrieval', 'half_truth']),
+    ('evaluate', 'gqa_questions', 'list', ['gqa']), ('evaluate', 'gqa_scene_graphs', 'list', ['gqa']),
+    ('evaluate', 'gqa_images', 'pictures', ['gqa']),
     ('evaluate', 'winoground', 'list', ['winoground']), ('evaluate', 'winoground_images', 'pictures', ['winoground']),
     ('evaluate', 'zero_shot', 'list', ['zero_shot']), ('evaluate', 'mlm', 'text model', []),
 ]
@@ -296,16 +299,17 @@ def _engine(mlm, nli, variant, **settings):
 @call_parse
 @one_line_errors
 def cs_clip_train(
-    method:str, # clip_ft, negclip or sg
+    method:str, # clip_ft, negclip, sg or units
     supervision:str, # folder of Parquet that cs_clip_negatives or the generate stage wrote
     images:str, # folder of pictures or of archives of them, or one archive
     out:str, # folder for the trained model, in open_clip's format
     model:str='ViT-B-32/openai', # base model: local-dir:FOLDER, ARCHITECTURE/PRETRAINED or hf-hub:ORG/NAME
     seed:int=0, # of all draws
+    units:str=None, # folder of Parquet that the units stage wrote, for the method units
     set:Param('parameters of the loop or the method, such as steps=1000 lr=1e-5', str, nargs='*')=None,
 ) -> int:
     "Fine-tune a dual encoder. A run that was killed goes on when started again."
-    own = dict(method=method, model=model, supervision=supervision, images=images, out=out, seed=seed)
+    own = dict(method=method, model=model, supervision=supervision, images=images, out=out, seed=seed, units=units)
     settings = parse_settings(set or (), own)
     keep_images = settings.pop('keep_images', False)
     log = train_run(**own, keep_images=keep_images, methods={method: settings})  # as the method's own: what only another has is refused
@@ -317,7 +321,7 @@ def cs_clip_train(
 @one_line_errors
 def cs_clip_evaluate(
     model:str, # local-dir:FOLDER, ARCHITECTURE/PRETRAINED, ARCHITECTURE/FILE such as ViT-B-32-quickgelu/negclip.pt, or hf-hub:ORG/NAME
-    benchmark:str, # one of BENCHMARKS: sugar_crepe, vg_relation, winoground, retrieval, ...; an unknown name lists them
+    benchmark:str, # one of BENCHMARKS: sugar_crepe, vg_relation, winoground, half_truth, retrieval, ...; an unknown name lists them
     out:str, # folder of results: the score goes to OUT/RUN/BENCHMARK.json
     paths:Param('where it lies, such as sugar_crepe=FOLDER images=val2017.zip; what is missing is said', str, nargs='*')=None,
     world:Param('whose pictures and texts, such as IconWorld or COCO: figures and tables take the results of one world', str, required=True)=None,

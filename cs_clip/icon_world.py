@@ -818,7 +818,8 @@ def write_benchmarks(
     rows = []
     with atomic_write(out/'winoground/images.zip') as part, zipfile.ZipFile(part, 'w', zipfile.ZIP_STORED) as z:
         for k, (tag, scenes, texts) in enumerate(paired_items(seed, paired)):
-            rows.append({'id': k, 'tag': tag, **{f'caption_{m}': text for m, text in enumerate(texts)}, **{f'image_{m}': f'ex_{k}_img_{m}' for m in (0, 1)}})
+            rows.append({'id': k, 'tag': tag, **{f'caption_{m}': text for m, text in enumerate(texts)},
+                         **{f'image_{m}': f'ex_{k}_img_{m}' for m in (0, 1)}})
             for m, scene in enumerate(scenes): z.writestr(zipfile.ZipInfo(f'images/ex_{k}_img_{m}.png', (1980, 1, 1, 0, 0, 0)), picture_bytes(scene))
     write_json_lines(out/'winoground/examples.jsonl', rows)
     expected = {'sugar_crepe_pp': dict.fromkeys(kinds, items), 'gqa': sum(q['answer'] != 'yes' for q in asked.values()),

@@ -9,6 +9,7 @@ from cs_clip.evaluation import headline
 from cs_clip.files import UNFINISHED, CSClipError, write_json
 from cs_clip.generation import KINDS
 from tiny_clip import tiny_transformers
+from cs_clip.icon_world import write_world_half_truths
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLD, MLM, NLI = 'data/icon_world', 'data/models/mlm', 'data/models/nli'
@@ -44,6 +45,7 @@ def small(tmp_path_factory):
     for path in (whole/'sugar_crepe').glob('*.json'): first(path, world/'sugar_crepe'/path.name, 3)
     for name in ('scpp', 'gqa', 'winoground', 'zero_shot'): shutil.copytree(whole/name, world/name)
     for name in ('visual_genome_relation.json', 'visual_genome_attribution.json'): first(whole/name, world/name, 3)
+    write_world_half_truths(world, pictures=60, n=2)
     images = json.loads((whole/'dataset_coco.json').read_text())['images']
     few = [i for split in ('train', 'test') for i in [i for i in images if i['split'] == split][:12]]
     write_json(world/'dataset_coco.json', {'images': few, 'dataset': 'coco'})
@@ -69,7 +71,9 @@ def made(small, scripts):
     return small, {
         'negatives': ended('cs_clip_negatives', f'{WORLD}/dataset_coco.json', '--out', 'made/supervision', '--mlm', MLM, '--nli', NLI),
         'train': ended(*train), 'train again': ended(*train),
-        'evaluate': ended(*evaluate, f'sugar_crepe={WORLD}/sugar_crepe', f'images={WORLD}/test.zip', '--cache', 'made/cache')}
+        'evaluate': ended(*evaluate, f'sugar_crepe={WORLD}/sugar_crepe', f'images={WORLD}/test.zip', '--cache', 'made/cache'),
+        'half-truths': ended('cs_clip_evaluate', 'local-dir:data/models/clip', 'half_truth', 'made/scores', '--world', 'IconWorld', '--paths',
+                             f'half_truth={WORLD}/half_truth.jsonl', f'images_root={WORLD}')}
 
 # ---- end to end
 def test_negatives(made):
@@ -118,6 +122,12 @@ def test_evaluate_without_a_blind_reader(made, monkeypatch, capsys):
         assert json.loads(Path('made/alone/mine/winoground.json').read_text())['provenance']['head'] == ('matching' if matching else 'embedding')
     assert cs_clip_evaluate(model='local-dir:made/model', mlm='data/models/nowhere', **given) == 1
     assert 'data/models/nowhere: no folder' in capsys.readouterr().err
+
+
+def test_evaluate_half_truths(made):
+    folder, said = made
+    result = json.loads((folder/'made/scores/clip/half_truth.json').read_text())
+    assert result['subsets']['relation']['n'] == 4 and said['half-truths'].startswith('half_truth: ') and all(k in said['half-truths'] for k in ('object', 'swap', 'entity'))
 
 
 def test_preflight(small, scripts):
@@ -203,6 +213,7 @@ def test_nothing_is_missing(project): assert missing() == []
     ('icon_world/scpp/data/swap_obj.json', ['evaluate.sugar_crepe_pp']), ('icon_world/winoground/examples.jsonl', ['evaluate.winoground']),
     ('icon_world/gqa/val_sceneGraphs.json', ['evaluate.gqa_questions', 'evaluate.gqa_scene_graphs']),
     ('icon_world/winoground/images.zip', ['evaluate.winoground_images']), ('icon_world/zero_shot/test/cat', ['evaluate.zero_shot']),
+    ('icon_world/half_truth.jsonl', ['evaluate.half_truth']),
     *((f'models/mlm/{name}', ['generate.mlm']) for name in ('config.json', 'model.safetensors', 'tokenizer.json')),
     ('models/nli/model.safetensors', ['generate.nli']),
     *((f'models/clip/{name}', ['train.model'])
