@@ -764,4 +764,5 @@ d = { 'settings': { 'branch': 'main',
                                'cs_clip.units.relations': ('units.html#relations', 'cs_clip/units.py'),
                                'cs_clip.units.shortest_first': ('units.html#shortest_first', 'cs_clip/units.py'),
                                'cs_clip.units.units_file': ('units.html#units_file', 'cs_clip/units.py'),
+                               'cs_clip.units.used_predicates': ('units.html#used_predicates', 'cs_clip/units.py'),
                                'cs_clip.units.write_half_truths': ('units.html#write_half_truths', 'cs_clip/units.py')}}}

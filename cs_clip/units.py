@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['CHANGES', 'GENERIC', 'TOO_MANY', 'GENERIC_NOUN', 'REPEATED', 'NO_ARGUMENT', 'IDENTICAL', 'DUPLICATE', 'SYNONYM',
            'EDITS', 'SYMMETRIC', 'RULES', 'AGREEMENT', 'SCHEMA', 'ADDED', 'UnitFoil', 'Entity', 'RelationUnit',
-           'entities', 'relations', 'entity_fault', 'relation_fault', 'CaptionUnits', 'UnitFoils', 'units_file',
-           'HalfTruth', 'half_truths', 'write_half_truths', 'read_half_truths', 'half_truth_scores', 'shortest_first']
+           'entities', 'relations', 'used_predicates', 'entity_fault', 'relation_fault', 'CaptionUnits', 'UnitFoils',
+           'units_file', 'HalfTruth', 'half_truths', 'write_half_truths', 'read_half_truths', 'half_truth_scores',
+           'shortest_first']
 
 # %% ../nbs/05_units.ipynb #b7554b3c
 import json, re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -111,6 +112,18 @@ def relations(
         else: units.append(unit); seen.add(unit.text.lower())
     return units, missing
 
+# %% ../nbs/05_units.ipynb #fe3acc68
+def used_predicates(
+    graphs:Iterable[SceneGraph], # of the corpus
+    least:int=1, # captions that must use a predicate
+) -> frozenset[str]: # lower-case
+    "The predicates of a corpus's relation units."
+    used = Counter()
+    for g in graphs:
+        found, of, _ = entities(g)
+        used.update({u.predicate.lower() for u in relations(g, found, of)[0]})
+    return frozenset(p for p, n in used.items() if n >= least)
+
 # %% ../nbs/05_units.ipynb #f5a5ab59
 IDENTICAL, DUPLICATE, SYNONYM, EDITS, SYMMETRIC = 'identical', 'said by the caption', 'near-synonym', 'not one edit', 'symmetric predicate'
 
@@ -202,10 +215,11 @@ class UnitFoils:
     def __init__(self,
         engine:HardNegatives, # its `propose`, `rank`, `seed`, `tolerance`, `min_contradiction` and `chunk`
         limit:int=12, # entities, and relations, a caption; the paper's
-    ): self.engine, self.limit = engine, limit
+        predicates:Collection[str]|None=None, # lower-case, those that a foil may have; `None`: any
+    ): self.engine, self.limit, self.predicates = engine, limit, predicates
 
     @property
-    def digest(self) -> str: return digest(RULES, self.engine.digest, self.limit)
+    def digest(self) -> str: return digest(RULES, self.engine.digest, self.limit, self.predicates is not None and sorted(self.predicates))
 
     def from_graphs(self, graphs:Iterable[SceneGraph]) -> Iterator[CaptionUnits]: # one a graph, in order
         for part in batches(graphs, self.engine.chunk):
@@ -251,7 +265,9 @@ class UnitFoils:
     def _predicate_foil(self, g, found, unit, said, k, fillings):
         s, o = found[unit.subject].text, found[unit.object].text
         predicate = lambda f: _filled_predicate(g, unit, f.slot, f.candidate.word)
-        foil = self._chosen(g, 'predicate', k, fillings, predicate, lambda p: relation_fault((s, unit.predicate, o), (s, p, o), 'predicate', said))
+        unused = lambda p: self.predicates is not None and p.lower() not in self.predicates
+        foil = self._chosen(g, 'predicate', k, fillings, predicate,
+                            lambda p: unused(p) or relation_fault((s, unit.predicate, o), (s, p, o), 'predicate', said))
         return foil if isinstance(foil, str) else replace(foil, text=f'{s} {foil.text} {o}')
 
     def _replaced(self, g, found, unit, said):
