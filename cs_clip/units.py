@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from .files import CSClipError, batches, digest, field, read_lines, read_shard, struct_list, write_json, write_json_lines
 from .generation import (
-    NO_CANDIDATE, HardNegatives, _attribute_slot, _begins, _capitalised, _is_word, _object_slot, _own_capital, _relation_slots, attribute_class)
+    NO_CANDIDATE, HardNegatives, attribute_slot, begins, capitalised, is_word, object_slot, own_capital, relation_slots, attribute_class)
 from .lexicon import categories, forms, lemma, same_meaning, symmetric
 from .parsing import SceneGraph, Span, follow_shards, processes, read_graphs
 
@@ -65,7 +65,7 @@ _DETERMINER = re.compile(r'(?:\b(?:an?|the|this|that|these|those|his|her|its|the
 def _lowered(caption, start, end):
     text = caption[start:end]
     if caption.isupper(): return text.lower()
-    return text if not _begins(caption, start) or _own_capital(text) else text[:1].lower() + text[1:]
+    return text if not begins(caption, start) or own_capital(text) else text[:1].lower() + text[1:]
 
 def _entity(g, k):
     "The unit of an object: its phrase, and right before it a counter such as \"group of\"."
@@ -182,12 +182,12 @@ def _entity_holes(g, e, rng) -> dict: # change -> its slots
     "Nothing that the caption names may come in, nor an attribute that its other things of the same noun have or may have."
     o = g.objects[e.object]
     namesakes = [k for k, x in enumerate(g.objects) if x is not o and same_meaning(x.text, o.text)]
-    holes = {'object': [replace(_object_slot(g, o), unlike=tuple(x.text for x in g.objects if x is not o))] if _is_word(o) else [], 'attribute': []}
-    able = [a for a in g.attributes if a.object == e.object and e.start <= a.start and a.end <= e.end and _is_word(a)]
+    holes = {'object': [replace(object_slot(g, o), unlike=tuple(x.text for x in g.objects if x is not o))] if is_word(o) else [], 'attribute': []}
+    able = [a for a in g.attributes if a.object == e.object and e.start <= a.start and a.end <= e.end and is_word(a)]
     if able:
         a = able[rng.randrange(len(able))]
         said = {k: [x.text for x in g.attributes if x.object == k and attribute_class(x.text) == attribute_class(a.text)] for k in namesakes}
-        slot = _attribute_slot(g, a)
+        slot = attribute_slot(g, a)
         if all(said.values()): holes['attribute'] = [replace(slot, unlike=(*slot.unlike, *(w for words in said.values() for w in words)))]
     return holes
 
@@ -224,7 +224,7 @@ class UnitFoils:
     def from_graphs(self, graphs:Iterable[SceneGraph]) -> Iterator[CaptionUnits]: # one a graph, in order
         for part in batches(graphs, self.engine.chunk):
             drafts = [self._draft(g) for g in part]
-            fillings = self.engine._fillings({(n, *key): slots for n, (*_, holes) in enumerate(drafts) for key, slots in holes.items()})
+            fillings = self.engine.fillings({(n, *key): slots for n, (*_, holes) in enumerate(drafts) for key, slots in holes.items()})
             for n, (g, (found, related, missing, holes)) in enumerate(zip(part, drafts)):
                 yield self._finish(g, found, related, missing, {key: fillings[n, *key] for key in holes})
 
@@ -233,8 +233,8 @@ class UnitFoils:
         found, of, lost = entities(g, self.limit)
         related, unfit = relations(g, found, of, self.limit)
         holes = {(change, k): slots for k, e in enumerate(found)
-                 for change, slots in _entity_holes(g, e, self.engine._rng(g.caption, f'attribute of {k}')).items()}
-        holes |= {('predicate', k): list(_relation_slots(g, g.relations[u.relation])) for k, u in enumerate(related)}
+                 for change, slots in _entity_holes(g, e, self.engine.rng(g.caption, f'attribute of {k}')).items()}
+        holes |= {('predicate', k): list(relation_slots(g, g.relations[u.relation])) for k, u in enumerate(related)}
         missing = Counter({('entities', why): n for why, n in lost.items()} | {('relations', why): n for why, n in unfit.items()})
         return found, related, missing, holes
 
@@ -254,7 +254,7 @@ class UnitFoils:
         the right of", not "above", for "to the left of"): else a foil could be told by its length."""
         good = [[f for f in hole if not fault(text(f))] for hole in fillings]
         good = [hole for hole in good if hole and ' ' not in hole[0].slot.like] or good
-        best = self.engine._best(g.caption, f'{change} {k}', good)
+        best = self.engine.best(g.caption, f'{change} {k}', good)
         if isinstance(best, str): return best
         return UnitFoil(change, text(best), best.text, best.candidate.probability, best.verdict and best.verdict.contradiction)
 
@@ -274,7 +274,7 @@ class UnitFoils:
         "One of the entities gives way to its own foil, of another object."
         able = [(k, f) for k in (unit.subject, unit.object) for f in found[k].foils if f.change == 'object']
         if not able: return NO_CANDIDATE
-        k, f = self.engine._rng(g.caption, f'entity of {unit.text}').choice(able)
+        k, f = self.engine.rng(g.caption, f'entity of {unit.text}').choice(able)
         s, o = (f.text if n == k else found[n].text for n in (unit.subject, unit.object))
         fault = relation_fault((found[unit.subject].text, unit.predicate, found[unit.object].text), (s, unit.predicate, o), 'entity', said)
         return fault or replace(f, change='entity', text=f'{s} {unit.predicate} {o}')
@@ -295,7 +295,7 @@ def _exchanged(caption, first, second):
     "The caption with two entities exchanged, each with its determiner."
     starts = [(m.start() if (m := _BEFORE.search(caption, 0, e.start)) else e.start) for e in (first, second)]
     phrases = [_lowered_first(caption[s:e.start]) + e.text for s, e in zip(starts, (first, second))]
-    if caption[starts[0]].isupper() and _begins(caption, starts[0]): phrases[1] = _capitalised(phrases[1])
+    if caption[starts[0]].isupper() and begins(caption, starts[0]): phrases[1] = capitalised(phrases[1])
     text = caption[:starts[0]] + phrases[1] + caption[first.end:starts[1]] + phrases[0] + caption[second.end:]
     return text.upper() if caption.isupper() else text
 
