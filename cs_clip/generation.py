@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'NO_ELEMENT', 'NO_CANDIDATE', 'NOT_CONTRADICTORY', 'NO_PLACE', 'OPPOSITES', 'PRECISIONS', 'KEPT', 'GAP',
-           'RULES', 'VARIANTS', 'SCHEMA', 'Negative', 'Slot', 'edited_span', 'exchange', 'attribute_class', 'slots',
+           'RULES', 'VARIANTS', 'SCHEMA', 'Negative', 'Slot', 'capitalised', 'begins', 'own_capital', 'edited_span',
+           'exchange', 'attribute_class', 'object_slot', 'attribute_slot', 'relation_slots', 'is_word', 'slots',
            'swaps', 'shuffled_caption', 'Candidate', 'MLMPropose', 'RandomPropose', 'Verdict', 'NLIRank', 'FirstRank',
            'Filling', 'Considered', 'HardNegatives', 'hard_negatives', 'generate_file']
 
@@ -67,8 +68,8 @@ class Slot:
     def edit(self, word:str) -> tuple[int, int, str]: # start and end of what goes, and what comes in its place
         "The smallest edit that puts the word in: an indefinite article right before the hole follows its sound."
         start, original = self.start, self.caption[self.start:self.end]
-        capital = original[:1].isupper() and (_begins(self.caption, start) or not _own_capital(original))
-        new = _article_before(self.lead, word) + (_capitalised(word) if capital else word)
+        capital = original[:1].isupper() and (begins(self.caption, start) or not own_capital(original))
+        new = _article_before(self.lead, word) + (capitalised(word) if capital else word)
         before = _ARTICLE.search(self.caption[:start]) if not self.lead else None
         if before and before[1].lower() != article(word): start, new = before.start(), _article_before(before[0], word) + new
         return start, self.end, new.upper() if self.caption.isupper() else new
@@ -84,11 +85,11 @@ _ARTICLE = re.compile(r'\b(an?)(\s+)$', re.I)
 
 def _article_before(before, word): return _ARTICLE.sub(lambda m: m[1][0] + article(word)[1:] + m[2], before)
 
-def _capitalised(text): return text[:1].upper() + text[1:]
+def capitalised(text): return text[:1].upper() + text[1:]
 
-def _begins(caption, start): return re.search(r'(^|[.!?])\W*$', caption[:start]) is not None # a sentence
+def begins(caption, start): return re.search(r'(^|[.!?])\W*$', caption[:start]) is not None # a sentence
 
-def _own_capital(text):
+def own_capital(text):
     "Does a capital belong to the word, not to its place in a sentence or title? So it is in 'TV', and in 'Anna', whom no dictionary has as 'anna'."
     return text[1:] != text[1:].lower() or not categories(re.match(r'\w*', text)[0])
 
@@ -111,9 +112,9 @@ def exchange(
     a, b, # spans with `start`, `end` and `text`; `a` comes first
 ) -> str:
     "The caption with two spans exchanged, articles before them and the first letter of a sentence put right."
-    begin = [s.text[:1].isupper() and _begins(caption, s.start) for s in (a, b)]
-    inside = [s.text[:1].lower() + s.text[1:] if first and not _own_capital(s.text) else s.text for s, first in zip((a, b), begin)]
-    new_a, new_b = (_capitalised(text) if first else text for text, first in zip(inside[::-1], begin))
+    begin = [s.text[:1].isupper() and begins(caption, s.start) for s in (a, b)]
+    inside = [s.text[:1].lower() + s.text[1:] if first and not own_capital(s.text) else s.text for s, first in zip((a, b), begin)]
+    new_a, new_b = (capitalised(text) if first else text for text, first in zip(inside[::-1], begin))
     text = _article_before(caption[:a.start], new_a) + new_a + _article_before(caption[a.end:b.start], new_b) + new_b + caption[b.end:]
     return text.upper() if caption.isupper() else text
 
@@ -137,7 +138,7 @@ def _noun(g:SceneGraph, o:Object) -> Span:
         start = begin
     return Span(g.caption[start:o.end], start, o.end)
 
-def _object_slot(g, o):
+def object_slot(g, o):
     noun = _noun(g, o)
     return Slot(g.caption, noun.start, noun.end, ('noun',), o.text, unlike=(noun.text,), number=o.number)
 
@@ -148,7 +149,7 @@ def _attribute_categories(word):
 def _others(g, a): # what else the caption says of the attribute's object
     return tuple(x.text for x in g.attributes if x.object == a.object and x != a)
 
-def _attribute_slot(g, a):
+def attribute_slot(g, a):
     "A colour gives way to a colour and a size to a size: another adjective may be true as well, since captions leave attributes out."
     return Slot(g.caption, a.start, a.end, _attribute_categories(a.text), a.text, unlike=_others(g, a), attribute=attribute_class(a.text))
 
@@ -161,7 +162,7 @@ def _is_verb(words):
     if first in _HAVE: return True # a function word to the lexicon
     return first not in OPPOSITES and 'verb' in categories(first) and (second not in ('to', 'of') or forms(first, 'verb') != {'VB'})
 
-def _relation_slots(g, r):
+def relation_slots(g, r):
     """The holes of a relation: the span as a whole, filled with a preposition where that leaves a sentence, and its content words alone:
     the verb, the preposition after it, the side. Spans of several tokens are open in the paper; here all fillings are ranked together."""
     words = [m for m in re.finditer(r'\w+', g.caption) if any(s.start <= m.start() < s.end for s in r.spans)]
@@ -208,7 +209,7 @@ def _inner(g, a):
     "Does another attribute of the object follow at once? 'a small brown dog' takes 'and white' after the colour."
     return any(x.object == a.object and a.end < x.start and g.caption[a.end:x.start].isspace() for x in g.attributes)
 
-def _is_word(span): return span.text.replace('-', '').replace("'", '').isalpha()
+def is_word(span): return span.text.replace('-', '').replace("'", '').isalpha()
 
 def slots(
     graph:SceneGraph,
@@ -216,10 +217,10 @@ def slots(
     rng:random.Random,
 ) -> list[Slot]: # of one element, chosen by `rng`; empty when there is none
     "The holes of the element that a negative of this kind edits."
-    words = lambda spans: [s for s in spans if _is_word(s) and not _denied(graph, s)]
-    if kind == 'replace_obj': options = [[_object_slot(graph, o)] for o in words(graph.objects)]
-    elif kind == 'replace_att': options = [[_attribute_slot(graph, a)] for a in words(graph.attributes)]
-    elif kind == 'replace_rel': options = [found for r in graph.relations if not _denied(graph, r) and (found := list(_relation_slots(graph, r)))]
+    words = lambda spans: [s for s in spans if is_word(s) and not _denied(graph, s)]
+    if kind == 'replace_obj': options = [[object_slot(graph, o)] for o in words(graph.objects)]
+    elif kind == 'replace_att': options = [[attribute_slot(graph, a)] for a in words(graph.attributes)]
+    elif kind == 'replace_rel': options = [found for r in graph.relations if not _denied(graph, r) and (found := list(relation_slots(graph, r)))]
     elif kind == 'add_obj': options = [[_add_object_slot(graph, o)] for o in words(graph.objects) if not _alone(graph, o)]
     elif kind == 'add_att':
         options = [[_add_attribute_slot(graph, a)] for a in words(graph.attributes) if attribute_class(a.text) != 'number' and not _inner(graph, a)]
@@ -599,16 +600,16 @@ class HardNegatives:
     def from_graphs(self, graphs:Iterable[SceneGraph]) -> Iterator[tuple[list[Negative], dict[str, str]]]:
         "For each graph its negatives, and why a kind is missing (kind -> reason)."
         for part in batches(graphs, self.chunk):
-            fillings = self._fillings({(n, kind): self._slots(g, kind) for n, g in enumerate(part) for kind in self.kinds})
+            fillings = self.fillings({(n, kind): self._slots(g, kind) for n, g in enumerate(part) for kind in self.kinds})
             for n, g in enumerate(part):
                 found = {kind: self._make(g, kind, fillings[n, kind]) for kind in self.kinds}
                 yield ([x for x in found.values() if isinstance(x, Negative)], {k: x for k, x in found.items() if isinstance(x, str)})
 
-    def _rng(self, caption, purpose): return random.Random(digest(self.seed, caption, purpose))
+    def rng(self, caption, purpose): return random.Random(digest(self.seed, caption, purpose))
 
-    def _slots(self, g, kind): return [] if kind.startswith('swap') else slots(g, kind, self._rng(g.caption, kind))
+    def _slots(self, g, kind): return [] if kind.startswith('swap') else slots(g, kind, self.rng(g.caption, kind))
 
-    def _fillings(self, holes): # {key: slots} -> {key: for each slot its fillings}
+    def fillings(self, holes): # {key: slots} -> {key: for each slot its fillings}
         flat = [s for found in holes.values() for s in found]
         filled = [[(s, c, s.filled(c.word)) for c in candidates] for s, candidates in zip(flat, self.propose(flat))]
         verdicts = iter(self.rank([(s.caption, text) for hole in filled for s, _, text in hole]))
@@ -618,18 +619,18 @@ class HardNegatives:
     def _make(self, g, kind, fillings) -> Negative|str: # or why there is none
         found = self._choice(g, kind, fillings)
         if isinstance(found, str): return found
-        if self.anywhere: return _elsewhere(g.caption, kind, found, self._rng(g.caption, f'{kind} anywhere')) or NO_PLACE
+        if self.anywhere: return _elsewhere(g.caption, kind, found, self.rng(g.caption, f'{kind} anywhere')) or NO_PLACE
         return found if isinstance(found, Negative) else found.negative(kind)
 
     def _choice(self, g, kind, fillings) -> Negative|Filling|str:
-        return self._swap(g, kind) if kind.startswith('swap') else self._best(g.caption, kind, fillings)
+        return self._swap(g, kind) if kind.startswith('swap') else self.best(g.caption, kind, fillings)
 
-    def _best(self, caption, kind, fillings) -> Filling|str:
+    def best(self, caption, kind, fillings) -> Filling|str:
         """The most contradictory; unranked, the likeliest. Chance decides between equals: an inference model that is sure of all of them would
         by its last digits prefer the same few words everywhere, and a negative could be told by the word alone. First a slot is drawn,
         then its filling: "left" has one opposite, which the many prepositions for "to the left of" would crowd out."""
         if not fillings: return NO_ELEMENT
-        filled, rng = [hole for hole in fillings if hole], self._rng(caption, f'{kind} equals')
+        filled, rng = [hole for hole in fillings if hole], self.rng(caption, f'{kind} equals')
         if not filled: return NO_CANDIDATE
         if not filled[0][0].verdict: return max((hole[0] for hole in filled), key=lambda f: rng.random() if (p := f.candidate.probability) is None else p)
         highest = max(f.verdict.contradiction for hole in filled for f in hole)
@@ -640,7 +641,7 @@ class HardNegatives:
     def _swap(self, g, kind) -> Negative|str:
         pairs = swaps(g, kind)
         if not pairs: return NO_ELEMENT
-        a, b = pairs[self._rng(g.caption, kind).randrange(len(pairs))]
+        a, b = pairs[self.rng(g.caption, kind).randrange(len(pairs))]
         text = exchange(g.caption, a, b)
         return NO_CANDIDATE if text == g.caption else _negative(kind, g.caption, *edited_span(g.caption, text))
 
@@ -649,7 +650,7 @@ class HardNegatives:
         g = next(iter(self.parser.parse([caption])))
         for kind in self.kinds:
             holes = self._slots(g, kind)
-            fillings = self._fillings({kind: holes})[kind]
+            fillings = self.fillings({kind: holes})[kind]
             chosen = self._choice(g, kind, fillings)
             for slot, filled in zip(holes, fillings):
                 for f in filled: yield Considered(kind, slot.masked(GAP), f.candidate.word, self._outcome(f, chosen), f.candidate.probability, f.verdict)
@@ -724,5 +725,5 @@ def _rows(engine, source):
         fields = [{k: v for k, v in asdict(n).items() if k != 'caption'} for n in negatives]
         yield {'sentid': sentid, 'image': image, 'caption': g.caption, 'negatives': fields,
                'skipped': [{'kind': k, 'reason': r} for k, r in skipped.items()],
-               'shuffled': shuffled_caption(g, engine._rng(g.caption, 'shuffled')),
+               'shuffled': shuffled_caption(g, engine.rng(g.caption, 'shuffled')),
                'propose': engine.propose.digest, 'rank': engine.rank.digest}

@@ -187,28 +187,27 @@ class UnitSupervision(Objective):
 
     def draw(self, units, rng) -> list: # `n_units` times (unit, foil, caption with the foil's edit, the unit's parts), each `None` where there is none
         "What a step takes from a caption's units, the same whichever of it is used."
-        left, drawn = list(units), []
+        left, drawn = [(u, f) for u in units for f in u.foils or (None,)], []
         for _ in range(self.n_units):
-            unit = self._one(left, rng)
-            if unit: left.remove(unit)
-            drawn.append(self._texts(unit, units, rng) if unit else (None,)*4)
+            pair = self._one(left, rng)
+            if pair: left.remove(pair)
+            drawn.append(self._texts(*pair, units, rng) if pair else (None,)*4)
         return drawn
 
-    def _one(self, units, rng):
-        "A unit, with a foil if one of its kind has any."
+    def _one(self, pairs, rng):
+        "A unit and a foil, or `None` for a foil where none of its kind has any."
         kinds = {'relation': self.p_rel, 'entity': 1 - self.p_rel}
-        pools = {kind: pool for kind, weight in kinds.items() if weight and (pool := [u for u in units if u.kind == kind])}
+        pools = {kind: pool for kind, weight in kinds.items() if weight and (pool := [p for p in pairs if p[0].kind == kind])}
         if not pools: return None
         kind = next(iter(pools)) if len(pools) == 1 else 'relation' if rng.random() < self.p_rel else 'entity'
-        pool = [u for u in pools[kind] if u.foils] or pools[kind]
+        pool = [p for p in pools[kind] if p[1]] or pools[kind]
         return pool[rng.integers(len(pool))]
 
-    def _texts(self, unit, units, rng):
+    def _texts(self, unit, foil, units, rng):
         others = [u.text for u in units if unit.kind == u.kind == 'entity' and u is not unit]
         partners = rng.permutation(others)[:rng.integers(min(self.max_conjunction, 1 + len(others)))].tolist()
         at = rng.integers(1 + len(partners))
         joined = lambda text: ' and '.join([*partners[:at], text, *partners[at:]])
-        foil = unit.foils[rng.integers(len(unit.foils))] if unit.foils else None
         return joined(unit.text), foil and joined(foil.text), foil and foil.sentence, {t.lower() for t in (*partners, unit.text)}
 
     def sample(self, items, rng):

@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['CHANGES', 'GENERIC', 'TOO_MANY', 'GENERIC_NOUN', 'REPEATED', 'NO_ARGUMENT', 'IDENTICAL', 'DUPLICATE', 'SYNONYM',
            'EDITS', 'SYMMETRIC', 'RULES', 'AGREEMENT', 'SCHEMA', 'ADDED', 'UnitFoil', 'Entity', 'RelationUnit',
-           'entities', 'relations', 'entity_fault', 'relation_fault', 'CaptionUnits', 'UnitFoils', 'units_file',
-           'HalfTruth', 'half_truths', 'write_half_truths', 'read_half_truths', 'half_truth_scores', 'shortest_first']
+           'entities', 'relations', 'used_predicates', 'entity_fault', 'relation_fault', 'CaptionUnits', 'UnitFoils',
+           'units_file', 'HalfTruth', 'half_truths', 'write_half_truths', 'read_half_truths', 'half_truth_scores',
+           'shortest_first']
 
 # %% ../nbs/05_units.ipynb #b7554b3c
 import json, re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -23,7 +24,7 @@ from tqdm import tqdm
 
 from .files import CSClipError, batches, digest, field, read_lines, read_shard, struct_list, write_json, write_json_lines
 from .generation import (
-    NO_CANDIDATE, HardNegatives, _attribute_slot, _begins, _capitalised, _is_word, _object_slot, _own_capital, _relation_slots, attribute_class)
+    NO_CANDIDATE, HardNegatives, attribute_slot, begins, capitalised, is_word, object_slot, own_capital, relation_slots, attribute_class)
 from .lexicon import categories, forms, lemma, same_meaning, symmetric
 from .parsing import SceneGraph, Span, follow_shards, processes, read_graphs
 
@@ -64,7 +65,7 @@ _DETERMINER = re.compile(r'(?:\b(?:an?|the|this|that|these|those|his|her|its|the
 def _lowered(caption, start, end):
     text = caption[start:end]
     if caption.isupper(): return text.lower()
-    return text if not _begins(caption, start) or _own_capital(text) else text[:1].lower() + text[1:]
+    return text if not begins(caption, start) or own_capital(text) else text[:1].lower() + text[1:]
 
 def _entity(g, k):
     "The unit of an object: its phrase, and right before it a counter such as \"group of\"."
@@ -110,6 +111,18 @@ def relations(
         elif len(units) == limit: missing[TOO_MANY] += 1
         else: units.append(unit); seen.add(unit.text.lower())
     return units, missing
+
+# %% ../nbs/05_units.ipynb #fe3acc68
+def used_predicates(
+    graphs:Iterable[SceneGraph], # of the corpus
+    least:int=1, # captions that must use a predicate
+) -> frozenset[str]: # lower-case
+    "The predicates of a corpus's relation units."
+    used = Counter()
+    for g in graphs:
+        found, of, _ = entities(g)
+        used.update({u.predicate.lower() for u in relations(g, found, of)[0]})
+    return frozenset(p for p, n in used.items() if n >= least)
 
 # %% ../nbs/05_units.ipynb #f5a5ab59
 IDENTICAL, DUPLICATE, SYNONYM, EDITS, SYMMETRIC = 'identical', 'said by the caption', 'near-synonym', 'not one edit', 'symmetric predicate'
@@ -169,12 +182,12 @@ def _entity_holes(g, e, rng) -> dict: # change -> its slots
     "Nothing that the caption names may come in, nor an attribute that its other things of the same noun have or may have."
     o = g.objects[e.object]
     namesakes = [k for k, x in enumerate(g.objects) if x is not o and same_meaning(x.text, o.text)]
-    holes = {'object': [replace(_object_slot(g, o), unlike=tuple(x.text for x in g.objects if x is not o))] if _is_word(o) else [], 'attribute': []}
-    able = [a for a in g.attributes if a.object == e.object and e.start <= a.start and a.end <= e.end and _is_word(a)]
+    holes = {'object': [replace(object_slot(g, o), unlike=tuple(x.text for x in g.objects if x is not o))] if is_word(o) else [], 'attribute': []}
+    able = [a for a in g.attributes if a.object == e.object and e.start <= a.start and a.end <= e.end and is_word(a)]
     if able:
         a = able[rng.randrange(len(able))]
         said = {k: [x.text for x in g.attributes if x.object == k and attribute_class(x.text) == attribute_class(a.text)] for k in namesakes}
-        slot = _attribute_slot(g, a)
+        slot = attribute_slot(g, a)
         if all(said.values()): holes['attribute'] = [replace(slot, unlike=(*slot.unlike, *(w for words in said.values() for w in words)))]
     return holes
 
@@ -202,15 +215,16 @@ class UnitFoils:
     def __init__(self,
         engine:HardNegatives, # its `propose`, `rank`, `seed`, `tolerance`, `min_contradiction` and `chunk`
         limit:int=12, # entities, and relations, a caption; the paper's
-    ): self.engine, self.limit = engine, limit
+        predicates:Collection[str]|None=None, # lower-case, those that a foil may have; `None`: any
+    ): self.engine, self.limit, self.predicates = engine, limit, predicates
 
     @property
-    def digest(self) -> str: return digest(RULES, self.engine.digest, self.limit)
+    def digest(self) -> str: return digest(RULES, self.engine.digest, self.limit, self.predicates is not None and sorted(self.predicates))
 
     def from_graphs(self, graphs:Iterable[SceneGraph]) -> Iterator[CaptionUnits]: # one a graph, in order
         for part in batches(graphs, self.engine.chunk):
             drafts = [self._draft(g) for g in part]
-            fillings = self.engine._fillings({(n, *key): slots for n, (*_, holes) in enumerate(drafts) for key, slots in holes.items()})
+            fillings = self.engine.fillings({(n, *key): slots for n, (*_, holes) in enumerate(drafts) for key, slots in holes.items()})
             for n, (g, (found, related, missing, holes)) in enumerate(zip(part, drafts)):
                 yield self._finish(g, found, related, missing, {key: fillings[n, *key] for key in holes})
 
@@ -219,8 +233,8 @@ class UnitFoils:
         found, of, lost = entities(g, self.limit)
         related, unfit = relations(g, found, of, self.limit)
         holes = {(change, k): slots for k, e in enumerate(found)
-                 for change, slots in _entity_holes(g, e, self.engine._rng(g.caption, f'attribute of {k}')).items()}
-        holes |= {('predicate', k): list(_relation_slots(g, g.relations[u.relation])) for k, u in enumerate(related)}
+                 for change, slots in _entity_holes(g, e, self.engine.rng(g.caption, f'attribute of {k}')).items()}
+        holes |= {('predicate', k): list(relation_slots(g, g.relations[u.relation])) for k, u in enumerate(related)}
         missing = Counter({('entities', why): n for why, n in lost.items()} | {('relations', why): n for why, n in unfit.items()})
         return found, related, missing, holes
 
@@ -240,7 +254,7 @@ class UnitFoils:
         the right of", not "above", for "to the left of"): else a foil could be told by its length."""
         good = [[f for f in hole if not fault(text(f))] for hole in fillings]
         good = [hole for hole in good if hole and ' ' not in hole[0].slot.like] or good
-        best = self.engine._best(g.caption, f'{change} {k}', good)
+        best = self.engine.best(g.caption, f'{change} {k}', good)
         if isinstance(best, str): return best
         return UnitFoil(change, text(best), best.text, best.candidate.probability, best.verdict and best.verdict.contradiction)
 
@@ -251,14 +265,16 @@ class UnitFoils:
     def _predicate_foil(self, g, found, unit, said, k, fillings):
         s, o = found[unit.subject].text, found[unit.object].text
         predicate = lambda f: _filled_predicate(g, unit, f.slot, f.candidate.word)
-        foil = self._chosen(g, 'predicate', k, fillings, predicate, lambda p: relation_fault((s, unit.predicate, o), (s, p, o), 'predicate', said))
+        unused = lambda p: self.predicates is not None and p.lower() not in self.predicates
+        foil = self._chosen(g, 'predicate', k, fillings, predicate,
+                            lambda p: unused(p) or relation_fault((s, unit.predicate, o), (s, p, o), 'predicate', said))
         return foil if isinstance(foil, str) else replace(foil, text=f'{s} {foil.text} {o}')
 
     def _replaced(self, g, found, unit, said):
         "One of the entities gives way to its own foil, of another object."
         able = [(k, f) for k in (unit.subject, unit.object) for f in found[k].foils if f.change == 'object']
         if not able: return NO_CANDIDATE
-        k, f = self.engine._rng(g.caption, f'entity of {unit.text}').choice(able)
+        k, f = self.engine.rng(g.caption, f'entity of {unit.text}').choice(able)
         s, o = (f.text if n == k else found[n].text for n in (unit.subject, unit.object))
         fault = relation_fault((found[unit.subject].text, unit.predicate, found[unit.object].text), (s, unit.predicate, o), 'entity', said)
         return fault or replace(f, change='entity', text=f'{s} {unit.predicate} {o}')
@@ -279,7 +295,7 @@ def _exchanged(caption, first, second):
     "The caption with two entities exchanged, each with its determiner."
     starts = [(m.start() if (m := _BEFORE.search(caption, 0, e.start)) else e.start) for e in (first, second)]
     phrases = [_lowered_first(caption[s:e.start]) + e.text for s, e in zip(starts, (first, second))]
-    if caption[starts[0]].isupper() and _begins(caption, starts[0]): phrases[1] = _capitalised(phrases[1])
+    if caption[starts[0]].isupper() and begins(caption, starts[0]): phrases[1] = capitalised(phrases[1])
     text = caption[:starts[0]] + phrases[1] + caption[first.end:starts[1]] + phrases[0] + caption[second.end:]
     return text.upper() if caption.isupper() else text
 

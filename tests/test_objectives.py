@@ -163,8 +163,10 @@ def test_a_kind_that_is_not_wanted_is_not_put_in_its_place():
     assert all(u for u, *_ in drawn(UnitSupervision(records, p_rel=.99), 5, units=records[0].units[1]))
 
 
-def test_slots_hold_different_units_and_stay_empty_when_there_are_no_more():
-    for a, b in zip(*[iter(drawn(UnitSupervision(unit_records(), max_conjunction=1)))]*2): assert a[0] != b[0]
+def test_slots_hold_different_pairs_and_stay_empty_when_there_are_no_more():
+    for a, b in zip(*[iter(drawn(UnitSupervision(unit_records(), max_conjunction=1)))]*2): assert a[:2] != b[:2]
+    one = drawn(UnitSupervision(unit_records(), p_rel=1.), units=unit_records()[0].units[0][3:4]) # a relation alone: both its foils
+    assert {frozenset((a[1], b[1])) for a, b in zip(*[iter(one)]*2)} == {frozenset(('cat predicate mug', 'cat swap mug'))}
     units = UnitSupervision(unit_records())
     assert drawn(units, 1, units=units.records[1].units[0]) == [('dog', None, None, {'dog'}), (None,)*4]
     assert drawn(units, 1, units=()) == [(None,)*4]*2

@@ -40,7 +40,7 @@ def run_pipeline(data, out):
     overrides = {
         'parse': {'karpathy': str(data/'dataset_coco.json'), 'out': folders['parse'], 'shard_size': 20},
         'generate': {'graphs': folders['parse'], 'out': folders['generate'], 'report': f'{folders["results"]}/coverage.json'},
-        'units': {'graphs': folders['parse'], 'out': folders['units'], 'report': f'{folders["results"]}/units_coverage.json'},
+        'units': {'graphs': folders['parse'], 'out': folders['units'], 'report': f'{folders["results"]}/units_coverage.json', 'min_uses': 1},
         'train': {'supervision': folders['generate'], 'units': folders['units'], 'out': folders['train'], 'steps': 4, 'batch_size': 8, 'warmup': 1, 'checkpoint_every': 3,
                   'methods': {'negclip': {'batch_size': 4}}},
         'evaluate': {'trained': folders['train'], 'out': folders['results'], 'sugar_crepe': str(data/'sugar_crepe'),

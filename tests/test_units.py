@@ -17,8 +17,8 @@ from cs_clip.parsing import Relation, SceneGraph, Span, parse_file
 
 FAKE = Fake(noun=['apple', 'car'], adjective=['green', 'orange'], preposition=['under', 'beside'], verb=['holding'], numeral=['three'], opposite=['right'])
 
-def units(g, propose=FAKE, rank=gen.FirstRank(), limit=12, **kw):
-    return next(un.UnitFoils(gen.HardNegatives(None, propose, rank, **kw), limit).from_graphs([g]))
+def units(g, propose=FAKE, rank=gen.FirstRank(), limit=12, predicates=None, **kw):
+    return next(un.UnitFoils(gen.HardNegatives(None, propose, rank, **kw), limit, predicates).from_graphs([g]))
 
 def texts(found): return [u.text for u in found]
 
@@ -180,6 +180,17 @@ def test_a_predicate_keeps_its_length_where_it_can():
     assert foils(units(parsed('A man next to a horse'), words), 'predicate') == {'man next to horse': 'man above horse'}
     sitting = foils(units(parsed('A man sitting on a horse'), words, Likes('under')), 'predicate')
     assert sitting == {'man sitting on horse': 'man sitting under horse'}
+
+
+def test_a_foils_predicate_is_one_that_captions_use():
+    words, used = Fake(preposition=['above', 'under', 'behind']), un.used_predicates(map(parsed, ['A cat Under a dog', 'the dog is on a mat']))
+    assert used == {'under', 'on'} == un.used_predicates(GRAPHS[:0] + [parsed(c) for c in ('a cat under a dog on a mat',)*2], 2)
+    foil = lambda **kw: foils(units(parsed('A man next to a horse'), words, Likes('above'), **kw), 'predicate')
+    assert foil() == {'man next to horse': 'man above horse'} and foil(predicates=used) == {'man next to horse': 'man under horse'}
+    none = units(parsed('A man next to a horse'), words, predicates={'on'})
+    assert foils(none, 'predicate') == {} and none.skipped['predicate', gen.NO_CANDIDATE] == 1
+    makers = [un.UnitFoils(gen.HardNegatives(None, FAKE, gen.FirstRank()), predicates=p) for p in (None, {'on'}, used, set(used))]
+    assert len({m.digest for m in makers}) == 3
 
 
 def test_a_relations_entity_gives_way_to_its_own_foil():
