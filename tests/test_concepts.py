@@ -17,7 +17,7 @@ def graph(caption, *phrases):
 
 @pytest.mark.parametrize('phrase, expected', [
     ('the red mug', 'red mug'), ('An apple', 'apple'), ('all the dogs', 'dogs'), ('two big dogs', 'two big dogs'), ('his dog', 'dog'),
-    ('theatre', 'theatre'), ('another man', 'man'), ('no dog', 'no dog'.split()[1]), ('Red  Mug', 'red mug'), ('the', 'the')])
+    ('theatre', 'theatre'), ('another man', 'man'), ('no dog', 'dog'), ('Red  Mug', 'red mug'), ('the', 'the')])
 def test_determiners_go_and_attributes_stay(phrase, expected):
     assert concepts(graph(f'{phrase} here', phrase)) == (expected,)
 
