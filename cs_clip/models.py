@@ -216,7 +216,7 @@ def vit_icon_patch8_siglip_64(pretrained=False, **kwargs):
     "timm's `vit_base_patch16_siglip_224`, small: pictures of 64 pixels in patches of 8. There are no weights to fetch."
     if pretrained: raise CSClipError('vit_icon_patch8_siglip_64: no pretrained weights; load a folder')
     for unused in 'pretrained_cfg', 'pretrained_cfg_overlay', 'cache_dir': kwargs.pop(unused, None)
-    return VisionTransformer(**{**dict(img_size=64, patch_size=8, embed_dim=96, depth=4, num_heads=3, mlp_ratio=3, class_token=False,
+    return VisionTransformer(**{**dict(img_size=64, patch_size=8, embed_dim=96, depth=4, num_heads=8, mlp_ratio=4, class_token=False,
                                        global_pool='map'), **kwargs})
 
 SIGLIP_PICTURES = {'mean': [.5]*3, 'std': [.5]*3, 'resize_mode': 'squash'} # SigLIP's preprocessing, where it differs from CLIP's

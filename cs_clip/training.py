@@ -224,7 +224,7 @@ VALUES = { # parameter -> what it must be, in words and as a test
     'lr': _POSITIVE, **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight', 'lambda_u', 'lambda_npc', 'lambda_xac'), _NUMBER),
     **dict.fromkeys(('symmetric', 'balance', 'keep_images', 'global_negatives'), _SWITCH),
     'p_rel': ('a number from 0 to 1', lambda x: _is_number(x) and x <= 1), 'foils': (' or '.join(FOILS), lambda x: x in FOILS),
-    'model': ('the name of a base model', lambda x: isinstance(x, str)), 'precision': ('fp32 or bf16', lambda x: x in ('fp32', 'bf16')),
+    'precision': ('fp32 or bf16', lambda x: x in ('fp32', 'bf16')),
     'grad_clip': ('a number above 0, or null for none', lambda x: x is None or _POSITIVE[1](x)),
     'betas': ('two numbers from 0 to below 1', lambda x: isinstance(x, (list, tuple)) and len(x) == 2 and all(_is_number(b) and b < 1 for b in x))}
 
@@ -248,7 +248,7 @@ def run_parameters(
     own, methods = set(own_parameters(objective_class(method))), {} if methods is None else methods
     _check(common, LOOP + [k for cls in OBJECTIVES.values() for k in own_parameters(cls)], 'train')
     if not isinstance(methods, dict): raise CSClipError(f'train.methods is {methods!r}; expected methods with what differs for them')
-    for name, differing in methods.items(): _check(differing, ['model', *LOOP] + list(own_parameters(objective_class(name))), f'train.methods.{name}')
+    for name, differing in methods.items(): _check(differing, LOOP + list(own_parameters(objective_class(name))), f'train.methods.{name}')
     merged = {**common, **methods.get(method, {})}
     return {k: v for k, v in merged.items() if k in own}, {k: v for k, v in merged.items() if k in LOOP}
 
@@ -263,7 +263,8 @@ def train_run(
     units:str|Path|None=None, # folder that the units stage wrote; for the method `units`
     concepts:str|Path|None=None, # folder that the concepts stage wrote; all that `siglip_ft` and `c2lip` read
     keep_images:bool=False, # decode each image once and keep it in memory (for small worlds, with workers=0)
-    methods:dict[str, dict]|None=None, # method -> parameters that differ from the common ones, its base `model` too
+    methods:dict[str, dict]|None=None, # method -> parameters that differ from the common ones
+    bases:dict[str, str]|None=None, # method -> its base model, where it is not `model`
     **common, # parameters of `train` and of the methods
 ) -> list[dict]: # as `train`
     "Train one run from files. Raises `CSClipError` for an unknown method or parameter, or a wrong value, before anything is read."
@@ -271,5 +272,5 @@ def train_run(
     own, loop = run_parameters(method, common, methods)
     make = objective_class(method)
     records = load_concepts(concepts) if issubclass(make, SigLIPFT) else load_supervision(supervision, units if method == 'units' else None)
-    objective, encoder = make(records, **own), load((methods or {}).get(method, {}).get('model', model))
+    objective, encoder = make(records, **own), load((bases or {}).get(method, model))
     return train(objective, encoder, Pixels(ImageStore(images), encoder.preprocess, keep_images), out, seed, **loop)
