@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SUGAR_CREPE', 'SUGAR_CREPE_PP', 'VALSE', 'WHATSUP', 'BENCHMARKS', 'Choice', 'Benchmark', 'crop', 'sugar_crepe',
            'sugar_crepe_pp', 'vg_relation', 'vg_attribution', 'too_close', 'controlled', 'gqa', 'winoground',
-           'colorswap', 'valse', 'vl_checklist', 'whatsup', 'zero_shot', 'retrieval', 'read_benchmark']
+           'colorswap', 'valse', 'vl_checklist', 'whatsup', 'zero_shot', 'retrieval', 'half_truth', 'read_benchmark']
 
 # %% ../nbs/12_benchmarks.ipynb #76db984b
 import collections, dataclasses, difflib, math, random, re
@@ -38,7 +38,7 @@ class Benchmark:
     choices: list[Choice]
     images: Path # an `ImageStore`'s root
     expected: dict[str, int] # subset -> how many items the whole set has
-    kind: str = 'choice' # 'choice', 'controlled' (with Cohen's d), 'paired' (as many pictures as texts), 'retrieval' or 'zero_shot'
+    kind: str = 'choice' # or 'controlled' (with Cohen's d), 'paired' (as many pictures as texts), 'retrieval', 'zero_shot', 'half_truth'
     skipped: dict = dataclasses.field(default_factory=dict) # reason -> items the reader left out
     min_group: int = 1 # smaller groups stay out of the macro mean
     lacking: int = 0 # items that the files lack, where the authors say how many there are but not of which subset
@@ -426,6 +426,19 @@ def retrieval(
     pictures = sum(published.get(s, 0) for s in split.split('+')) or len(records) + records.skipped.get('image without a caption', 0)
     return Benchmark(name, choices, Path(images), {'i2t': pictures, 't2i': sum(len(r.captions) for r in records)}, 'retrieval', records.skipped)
 
+# %% ../nbs/12_benchmarks.ipynb #d80508d9
+from .units import ADDED, read_half_truths
+
+def half_truth(
+    path:str|Path, # JSON lines, see `read_half_truths`
+    images:str|Path, # the root that the rows' pictures start from
+) -> Benchmark:
+    "Half-truths; an item's texts are anchor, truthful refinement and half-truth. Raises `CSClipError` as `read_half_truths` does."
+    rows = read_half_truths(path)
+    choices = [Choice(str(i), r.change, r.image, (r.anchor, r.truthful, r.half_truth), group=r.source, right=2) for i, r in enumerate(rows)]
+    found = collections.Counter(r.change for r in rows)
+    return Benchmark('half_truth', choices, Path(images), _expected(path, 'half_truth', {c: found[c] for c in ADDED if found[c]}), 'half_truth')
+
 # %% ../nbs/12_benchmarks.ipynb #3af97ba7
 _READERS = { # name -> its reader, and which paths are the reader's arguments
     'sugar_crepe': (sugar_crepe, ('sugar_crepe', 'images')),
@@ -441,7 +454,8 @@ _READERS = { # name -> its reader, and which paths are the reader's arguments
     'valse': (valse, ('valse', 'valse_images')),
     'vl_checklist': (vl_checklist, ('vl_checklist', 'vl_checklist_images')),
     'whatsup': (whatsup, ('whatsup', 'whatsup_images')),
-    'zero_shot': (zero_shot, ('zero_shot',))}
+    'zero_shot': (zero_shot, ('zero_shot',)),
+    'half_truth': (half_truth, ('half_truth', 'images_root'))}
 BENCHMARKS = tuple(_READERS)
 
 # %% ../nbs/12_benchmarks.ipynb #245c0cb2

@@ -102,7 +102,8 @@ INPUTS = [ # stage, parameter, what it names, and the lists whose pictures it mu
     ('evaluate', 'sugar_crepe', 'list', ['sugar_crepe']), ('evaluate', 'images', 'pictures', ['sugar_crepe']),
     ('evaluate', 'vg_relation', 'list', ['vg_relation']), ('evaluate', 'vg_attribution', 'list', ['vg_attribution']),
     ('evaluate', 'vg_images', 'pictures', ['vg_relation', 'vg_attribution']),
-    ('evaluate', 'karpathy', 'list', ['retrieval']), ('evaluate', 'images_root', 'pictures', ['retrieval']),
+    ('evaluate', 'karpathy', 'list', ['retrieval']), ('evaluate', 'half_truth', 'list', ['half_truth']),
+    ('evaluate', 'images_root', 'pictures', ['retrieval', 'half_truth']),
 ]
 
 def _listed(sections) -> dict:
@@ -113,7 +114,7 @@ def _listed(sections) -> dict:
             if name == 'train': return [r.image for r in read_karpathy(local_path(parse['karpathy']), parse['split'])]
             return [c.image for c in read_benchmark(name, **paths).choices]
         except CSClipError: return None
-    return {name: read(name) for name in ('train', 'sugar_crepe', 'vg_relation', 'vg_attribution', 'retrieval')}
+    return {name: read(name) for name in ('train', 'sugar_crepe', 'vg_relation', 'vg_attribution', 'retrieval', 'half_truth')}
 
 def _pictures_are_here(root, lists):
     "Whether a store has a picture of each folder that `lists` name."
@@ -287,16 +288,17 @@ def _engine(mlm, nli, variant, **settings):
 @call_parse
 @one_line_errors
 def cs_clip_train(
-    method:str, # clip_ft, negclip or sg
+    method:str, # clip_ft, negclip, sg or units
     supervision:str, # folder of Parquet that cs_clip_negatives or the generate stage wrote
     images:str, # folder of pictures or of archives of them, or one archive
     out:str, # folder for the trained model, in open_clip's format
     model:str='ViT-B-32/openai', # base model: local-dir:FOLDER, ARCHITECTURE/PRETRAINED or hf-hub:ORG/NAME
     seed:int=0, # of all draws
+    units:str=None, # folder of Parquet that the units stage wrote, for the method units
     set:Param('parameters of the loop or the method, such as steps=1000 lr=1e-5', str, nargs='*')=None,
 ) -> int:
     "Fine-tune a dual encoder. A run that was killed goes on when started again."
-    own = dict(method=method, model=model, supervision=supervision, images=images, out=out, seed=seed)
+    own = dict(method=method, model=model, supervision=supervision, images=images, out=out, seed=seed, units=units)
     settings = parse_settings(set or (), own)
     keep_images = settings.pop('keep_images', False)
     log = train_run(**own, keep_images=keep_images, methods={method: settings})  # as the method's own: what only another has is refused
@@ -308,7 +310,7 @@ def cs_clip_train(
 @one_line_errors
 def cs_clip_evaluate(
     model:str, # local-dir:FOLDER, ARCHITECTURE/PRETRAINED or hf-hub:ORG/NAME
-    benchmark:str, # sugar_crepe, vg_relation, vg_attribution, controlled or retrieval
+    benchmark:str, # sugar_crepe, vg_relation, vg_attribution, controlled, retrieval, half_truth, …
     out:str, # folder of results: the score goes to OUT/RUN/BENCHMARK.json
     paths:Param('where it lies, such as sugar_crepe=FOLDER images=val2017.zip; what is missing is said', str, nargs='*')=None,
     world:Param('whose pictures and texts, such as IconWorld or COCO: figures and tables take the results of one world', str, required=True)=None,

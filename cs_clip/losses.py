@@ -71,7 +71,7 @@ def unit_loss(
     logit_scale:torch.Tensor, # scalar
     has_unit:torch.Tensor|None=None, # [K, B] bool: units that exist; images without one are left out of the slot
     has_foil:torch.Tensor|None=None, # [K, B] bool: foils that exist; the others are masked
-    same:torch.Tensor|None=None, # [K, B, B] bool: items of one image or one unit, masked out of each other's negatives
+    same:torch.Tensor|None=None, # [K, B, B] bool: [k, i, j] where image i shows unit j too, which is then none of its negatives
 ) -> torch.Tensor: # scalar
     """L_unit, the mean over the slots of ½[−mean_i log(e^{s(I_i,U_i)/τ} / (Σ_j e^{s(I_i,U_j)/τ} + e^{s(I_i,Ũ_i)/τ})) + CE of units over images]
     (CS-CLIP by units, section 4.2): a foil stands against its own image only. A slot that no image fills costs nothing."""
@@ -86,7 +86,7 @@ def unit_loss(
         if foil is not None:
             own = logit_scale.exp()*(i*foil[k][rows]).sum(-1, keepdim=True)
             there = torch.cat([there, own if has_foil is None else own.masked_fill(~has_foil[k][rows, None], -torch.inf)], 1)
-        total = total + (_own(there) + _own(_drop(logits.T, mask)))/2
+        total = total + (_own(there) + _own(_drop(logits.T, None if mask is None else mask.T)))/2
     return total/len(unit)
 
 # %% ../nbs/08_losses.ipynb #4446763c

@@ -23,7 +23,8 @@ class Batch:
     images:list[str] # unique names
     texts:list[str] # unique
     rows:dict[str, torch.Tensor] # role -> [B] rows of `images` ("image") or of `texts` (all other roles); -1 where an item has no such text
-    belongs:torch.Tensor|None = None # [images, N] bool: which of N concepts, the rows of the role "concept", belong to which image
+    belongs:torch.Tensor|None=None # [images, N] bool: which of N concepts, the rows of the role "concept", belong to which image
+    said:torch.Tensor|None=None # [N, B, B] bool: in each of N slots, whether the picture of item i is known to show what item j's unit names
 
     def same_image(self) -> torch.Tensor:
         "[B, B] bool: items that show one image."
@@ -170,6 +171,11 @@ class NegCLIP(Objective):
 # %% ../nbs/10_objectives.ipynb #ebb97582
 FOILS = ('unit', 'sentence', 'none')
 
+def _said(record):
+    "What a picture is known to show: its units, and its entities without their first words (a big red mug is a red mug and a mug)."
+    entities = [u.text.lower().split() for units in record.units for u in units if u.kind == 'entity']
+    return {u.text.lower() for units in record.units for u in units} | {' '.join(words[k:]) for words in entities for k in range(len(words))}
+
 class UnitSupervision(Objective):
     "CS-CLIP by units: L_global (Eq. 8) + λ_u L_unit (section 4.2)."
     def __init__(self, records,
@@ -182,19 +188,20 @@ class UnitSupervision(Objective):
     ):
         if foils not in FOILS: raise CSClipError(f'foils is {foils!r}; expected one of {", ".join(FOILS)}')
         super().__init__(records)
+        self.said = [_said(r) for r in records]
         self.n_units, self.p_rel, self.max_conjunction, self.lambda_u = n_units, p_rel, max_conjunction, lambda_u
         self.global_negatives, self.foils = global_negatives, foils
 
     def make_items(self, records): # (record, caption)
         return [(r, c) for r, record in enumerate(records) for c in range(len(record.units))]
 
-    def draw(self, units, rng) -> list: # `n_units` times (unit, foil, caption with the foil's edit), each a text or `None`
+    def draw(self, units, rng) -> list: # `n_units` times (unit, foil, caption with the foil's edit, the unit's parts), each `None` where there is none
         "What a step takes from a caption's units, the same whichever of it is used."
         left, drawn = list(units), []
         for _ in range(self.n_units):
             unit = self._one(left, rng)
             if unit: left.remove(unit)
-            drawn.append(self._texts(unit, units, rng) if unit else (None, None, None))
+            drawn.append(self._texts(unit, units, rng) if unit else (None,)*4)
         return drawn
 
     def _one(self, units, rng):
@@ -208,11 +215,11 @@ class UnitSupervision(Objective):
 
     def _texts(self, unit, units, rng):
         others = [u.text for u in units if unit.kind == u.kind == 'entity' and u is not unit]
-        partners = list(rng.permutation(others)[:rng.integers(min(self.max_conjunction, 1 + len(others)))])
+        partners = rng.permutation(others)[:rng.integers(min(self.max_conjunction, 1 + len(others)))].tolist()
         at = rng.integers(1 + len(partners))
         joined = lambda text: ' and '.join([*partners[:at], text, *partners[at:]])
         foil = unit.foils[rng.integers(len(unit.foils))] if unit.foils else None
-        return joined(unit.text), foil and joined(foil.text), foil and foil.sentence
+        return joined(unit.text), foil and joined(foil.text), foil and foil.sentence, {t.lower() for t in (*partners, unit.text)}
 
     def sample(self, items, rng):
         picked = [(self.records[r], c) for r, c in (self.items[i] for i in items)]
@@ -220,7 +227,13 @@ class UnitSupervision(Objective):
         used = {'unit': self.lambda_u > 0, 'foil': self.lambda_u > 0 and self.foils == 'unit', 'sentence': self.foils == 'sentence'}
         roles = {f'{role} {k}': [texts[k][n] for texts in drawn] for n, role in enumerate(used) if used[role] for k in range(self.n_units)}
         if self.global_negatives: roles['shuffled'] = [r.shuffled[c] for r, c in picked]
-        return unique_batch([r.image for r, _ in picked], text=[r.captions[c] for r, c in picked], **roles)
+        batch = unique_batch([r.image for r, _ in picked], text=[r.captions[c] for r, c in picked], **roles)
+        if used['unit']: batch.said = self._said_by_others([self.said[self.items[i][0]] for i in items], drawn)
+        return batch
+
+    def _said_by_others(self, said, drawn):
+        "[n_units, B, B] bool: does image i say all parts of item j's unit?"
+        return torch.tensor([[[bool(parts) and parts <= mine for *_, parts in slot] for mine in said] for slot in zip(*drawn)])
 
     def losses(self, image, text, logit_scale, batch):
         rows = lambda role: [batch.rows[r] for r in batch.rows if r.split()[0] == role]
@@ -232,7 +245,7 @@ class UnitSupervision(Objective):
         if not self.lambda_u: return parts
         unit, foil = torch.stack(rows('unit')), torch.stack(rows('foil')) if self.foils == 'unit' else None
         loss = unit_loss(own, text[unit], None if foil is None else text[foil], logit_scale, unit >= 0, None if foil is None else foil >= 0,
-                         same | (unit[:, :, None] == unit[:, None]))
+                         same | batch.said.to(same.device))
         return {**parts, 'unit': self.lambda_u*loss}
 
 # %% ../nbs/10_objectives.ipynb #9e469a71

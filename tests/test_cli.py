@@ -7,6 +7,7 @@ from cs_clip.cli import (checked_device, clip_is_here, compose, coverage_table, 
                          examples, inputs, text_model_is_here)
 from cs_clip.files import CSClipError, write_json
 from cs_clip.generation import KINDS
+from cs_clip.icon_world import write_world_half_truths
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLD, MLM, NLI = 'data/icon_world', 'data/models/mlm', 'data/models/nli'
@@ -41,6 +42,7 @@ def small(tmp_path_factory):
     for name in ('train.zip', 'test.zip', 'expected.json'): shutil.copy(whole/name, world)
     for path in (whole/'sugar_crepe').glob('*.json'): first(path, world/'sugar_crepe'/path.name, 3)
     for name in ('visual_genome_relation.json', 'visual_genome_attribution.json'): first(whole/name, world/name, 3)
+    write_world_half_truths(world, pictures=60, n=2)
     images = json.loads((whole/'dataset_coco.json').read_text())['images']
     few = [i for split in ('train', 'test') for i in [i for i in images if i['split'] == split][:12]]
     write_json(world/'dataset_coco.json', {'images': few, 'dataset': 'coco'})
@@ -66,7 +68,9 @@ def made(small, scripts):
     return small, {
         'negatives': ended('cs_clip_negatives', f'{WORLD}/dataset_coco.json', '--out', 'made/supervision', '--mlm', MLM, '--nli', NLI),
         'train': ended(*train), 'train again': ended(*train),
-        'evaluate': ended(*evaluate, f'sugar_crepe={WORLD}/sugar_crepe', f'images={WORLD}/test.zip')}
+        'evaluate': ended(*evaluate, f'sugar_crepe={WORLD}/sugar_crepe', f'images={WORLD}/test.zip'),
+        'half-truths': ended('cs_clip_evaluate', 'local-dir:data/models/clip', 'half_truth', 'made/scores', '--world', 'IconWorld', '--paths',
+                             f'half_truth={WORLD}/half_truth.jsonl', f'images_root={WORLD}')}
 
 # ---- end to end
 def test_negatives(made):
@@ -100,6 +104,12 @@ def test_evaluate(made):
     result = json.loads((folder/'made/scores/sg-mine-0/sugar_crepe.json').read_text())
     assert (result['run'], result['method'], result['seed'], result['world']) == ('sg-mine-0', 'sg', 0, 'IconWorld')
     assert all(f'{name:14s} {s["accuracy"]:.3f}  3 of ' in said['evaluate'] for name, s in result['subsets'].items()) and len(result['subsets']) == 7
+
+
+def test_evaluate_half_truths(made):
+    folder, said = made
+    result = json.loads((folder/'made/scores/clip/half_truth.json').read_text())
+    assert result['subsets']['relation']['n'] == 4 and 'average' in said['half-truths'] and all(k in said['half-truths'] for k in ('object', 'swap', 'entity'))
 
 
 def test_preflight(small, scripts):
@@ -181,7 +191,7 @@ def test_nothing_is_missing(project): assert missing() == []
 @pytest.mark.parametrize('name, rows', [
     ('icon_world/train.zip', ['train.images']), ('icon_world/sugar_crepe/swap_obj.json', ['evaluate.sugar_crepe']),
     ('icon_world/test.zip', ['evaluate.images', 'evaluate.images_root']), ('icon_world/visual_genome_relation.json', ['evaluate.vg_relation']),
-    ('icon_world/visual_genome_attribution.json', ['evaluate.vg_attribution']), ('icon_world/dataset_coco.json', ['parse.karpathy']),
+    ('icon_world/visual_genome_attribution.json', ['evaluate.vg_attribution']), ('icon_world/half_truth.jsonl', ['evaluate.half_truth']), ('icon_world/dataset_coco.json', ['parse.karpathy']),
     *((f'models/mlm/{name}', ['generate.mlm']) for name in ('config.json', 'model.safetensors', 'tokenizer.json')),
     ('models/nli/model.safetensors', ['generate.nli']),
     *((f'models/clip/{name}', ['train.model'])

@@ -9,13 +9,14 @@ import pytest
 from PIL import Image
 
 from cs_clip.data import ImageStore
-from cs_clip.figures import choose_pairs, edited_words, figure1, figure2, load_examples, load_results, save_figure
+from cs_clip.figures import (
+    ADDITIONS, choose_pairs, edited_words, figure1, figure2, figure_composition, figure_half_truths, load_examples, load_results, save_figure)
 from cs_clip.files import CSClipError, read_json, write_json
 from cs_clip.published import published
-from cs_clip.tables import TABLES, table_csv, table_text, write_tables
+from cs_clip.tables import TABLES, VARIANTS, capability, capability_table, table_csv, table_text, variant_table, write_tables, write_variant_tables
 
 KINDS = ['replace_rel', 'replace_obj', 'replace_att', 'swap_obj', 'swap_att', 'add_obj', 'add_att']
-RUNS = {'clip': .6, **{f'{m}-{s}': b + s/100 for m, b in (('clip_ft', .65), ('negclip', .7), ('sg', .8)) for s in range(3)}}
+RUNS = {'clip': .6, **{f'{m}-{s}': b + s/100 for m, b in (('clip_ft', .65), ('negclip', .7), ('sg', .8), ('units', .75)) for s in range(3)}}
 
 
 def write_run(folder, run, base):
@@ -30,6 +31,8 @@ def write_run(folder, run, base):
     write('sugar_crepe', {k: {'accuracy': base + i/50} for i, k in enumerate(KINDS)})
     for name in ('vg_relation', 'vg_attribution'):
         write(name, {name: {'accuracy': base}}, metrics={'micro': base, 'macro': base - .05, 'min_group': 25, 'groups': {'on': {'n': 1}}})
+    write('half_truth', {a: {'accuracy': base - i/40, 'correct_ordering': base/2} for i, a in enumerate(ADDITIONS) if a != 'all'},
+          metrics={'correct_ordering': base/2, 'shortest_first_ordering': 0.})
     ways = ('i2t', 't2i')
     write('retrieval', {w: {'accuracy': base} for w in ways}, metrics={f'{w}_r{k}': base/2 + k/50 for w in ways for k in (1, 5)})
     example = {'image': 'a.png', 'box': [2, 2, 40, 30], 'texts': ['the cup is on the table', 'the cup is under the table']}
@@ -68,6 +71,8 @@ results, images, out = sys.argv[1:]
 frame = load_results(results, 'IconWorld')
 save_figure(figure1(frame, 'IconWorld'), out, 'figure1')
 save_figure(figure2(frame, load_examples(results, 'IconWorld'), ImageStore(images), 'IconWorld'), out, 'figure2')
+save_figure(figure_half_truths(frame, 'IconWorld'), out, 'half_truths')
+save_figure(figure_composition(frame, 'IconWorld'), out, 'composition')
 write_tables(results, out, 'IconWorld')
 '''
 
@@ -83,7 +88,7 @@ def test_same_bytes_in_any_process_and_at_any_time(results, store, tmp_path):
         subprocess.run([sys.executable, '-c', WRITE, results, store.root, out], check=True, env={**os.environ, **env})
         seen.append({p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(out.iterdir())})
     assert seen[0] == seen[1]
-    assert set(seen[0]) == {f'figure{i}.{k}' for i in (1, 2) for k in ('png', 'pdf')} | {f'{t}.{k}' for t in TABLES for k in ('csv', 'md')}
+    assert set(seen[0]) == {f'{f}.{k}' for f in ('figure1', 'figure2', 'half_truths', 'composition') for k in ('png', 'pdf')} | {f'{t}.{k}' for t in TABLES for k in ('csv', 'md')}
 
 
 def test_results_are_tidy_and_variants_stay_apart(results):
@@ -227,3 +232,58 @@ def test_a_figure_is_written_whole_or_not_at_all(results, tmp_path):
     with pytest.raises(CSClipError, match='cannot be written'): save_figure(fig, tmp_path/'file', 'figure1')
     assert [p.suffix for p in save_figure(fig, tmp_path/'figures', 'figure1')] == ['.png', '.pdf']
     assert len(list((tmp_path/'figures').iterdir())) == 2
+
+
+# ---- half-truths, variants, capabilities
+def test_numbers_of_half_truths(results):
+    frame = load_results(results, 'IconWorld')
+    csv = {name: table_csv(TABLES[name], frame, 'IconWorld').set_index(['source', 'method']) for name in ('half_truth', 'half_truth_ordering')}
+    assert csv['half_truth'].loc[('measured', 'units'), ['all', 'entity', 'seeds']].tolist() == pytest.approx([76, 76 - 2.5, 3])
+    assert csv['half_truth'].loc[('published', 'CS-CLIP (units)'), ['all', 'entity', 'relation']].tolist() == [76.4, 73.6, 79.2]
+    assert csv['half_truth_ordering'].loc[('measured', 'clip'), ['all', 'swap', 'fewest_words']].tolist() == [30, 30, 0]
+    row = next(line for line in table_text(TABLES['half_truth'], frame, 'IconWorld').splitlines() if line.startswith('| CS-CLIP (units)'))
+    assert row.endswith('| 76.4 | 73.6 | 79.2 |'), 'its own published numbers, not the other paper\'s'
+
+
+def test_half_truth_figures_say_what_they_show(results):
+    frame = load_results(results, 'IconWorld')
+    for figure in (figure_half_truths(frame, 'IconWorld'), figure_composition(frame, 'IconWorld')):
+        said = ' '.join(t.get_text() for t in [*figure.texts, *(t for ax in figure.axes for t in (ax.title, ax._left_title, ax.xaxis.label))])
+        assert 'IconWorld · 3 seeds' in said
+    points = figure_composition(frame, 'IconWorld').axes[0]
+    assert 'mean of 4: controlled, sugar_crepe, vg_attribution' in points.get_xlabel()
+    without = frame[frame.benchmark != 'half_truth']
+    for figure in (figure_half_truths, figure_composition):
+        with pytest.raises(CSClipError, match='half_truth'): figure(without, 'IconWorld')
+
+
+@pytest.fixture
+def variants(tmp_path):
+    for name in {run for table in VARIANTS.values() for run in table.rows if '-' in run}: write_run(tmp_path/'variants', f'{name}-0', .5)
+    return tmp_path/'variants'
+
+
+def test_variants_stand_beside_the_whole_method(results, variants, tmp_path):
+    texts = write_variant_tables(results, variants, tmp_path/'tables', 'IconWorld')
+    assert set(texts) == set(VARIANTS)
+    frame, text = variant_table('signals', load_results(results, 'IconWorld'), load_results(variants, 'IconWorld'), 'IconWorld')
+    assert text == texts['signals'] and 'one seed' in text
+    frame = frame.set_index('method')
+    assert frame.loc[['clip_ft', 'units-no_foils', 'units'], 'all'].tolist() == [65, 50, 75] # seed 0 alone
+    assert frame.loc['units', ['relation', 'relation_published']].tolist() == [70, 79.2]
+    assert frame.loc['units-no_foils', 'all_published'] == 47.7 and np.isnan(frame.loc['units-no_units', 'all_published'])
+    assert (tmp_path/'tables/units_tuning.csv').exists()
+
+
+def test_every_subset_has_a_capability(results):
+    from cs_clip.benchmarks import SUGAR_CREPE, SUGAR_CREPE_PP, VALSE, WHATSUP
+    for benchmark, subsets in {'sugar_crepe': SUGAR_CREPE, 'sugar_crepe_pp': SUGAR_CREPE_PP, 'valse': VALSE, 'whatsup': WHATSUP}.items():
+        assert all(capability(benchmark, s) for s in subsets)
+    assert capability('vl_checklist', 'Relation/vg/action')[1] == 'Predicate Sensitivity'
+    assert capability('half_truth', 'relation') is None and capability('winoground', 'group') is None
+    with pytest.raises(CSClipError, match='winograd:all: has no capability'): capability('winograd', 'all')
+    frame, text = capability_table(load_results(results, 'IconWorld'), 'IconWorld')
+    cell = frame.set_index('capability').loc['Role Sensitivity']
+    assert cell['subsets'] == 'half_truth: swap; sugar_crepe: swap_obj; vg_relation'
+    assert cell['clip'] == pytest.approx(np.mean([.6 - 6/40, .6 + 3/50, .6])*100, abs=1e-3)
+    assert 'measured: IconWorld, 3 seeds' in text and '| Negation | – |' in text

@@ -135,7 +135,7 @@ def drawn(objective, n=400, **at):
 def test_units_and_foils_are_one_captions_and_one_edit_apart():
     records = unit_records()
     texts = {u.text: {f.text: f.sentence for f in u.foils} for u in records[0].units[0]}
-    for unit, foil, sentence in drawn(UnitSupervision(records)):
+    for unit, foil, sentence, _ in drawn(UnitSupervision(records)):
         parts = unit.split(' and ')
         assert 1 <= len(parts) <= 2 and len(set(parts)) == len(parts) and all(p in texts for p in parts)
         others = foil.split(' and ')
@@ -145,7 +145,7 @@ def test_units_and_foils_are_one_captions_and_one_edit_apart():
 
 
 def test_conjunctions_keep_their_order_and_come_in_every_order():
-    pairs = {(u, f) for u, f, _ in drawn(UnitSupervision(unit_records(), p_rel=0)) if ' and ' in u}
+    pairs = {(u, f) for u, f, *_ in drawn(UnitSupervision(unit_records(), p_rel=0)) if ' and ' in u}
     assert {('cat and mug', 'not cat and mug'), ('cat and mug', 'cat and not mug'), ('mug and cat', 'not mug and cat')} < pairs
     assert all(' and ' not in u for u, *_ in drawn(UnitSupervision(unit_records(), max_conjunction=1)))
     assert max(len(u.split(' and ')) for u, *_ in drawn(UnitSupervision(unit_records(), p_rel=0, max_conjunction=5))) == 3
@@ -159,15 +159,15 @@ def test_relations_come_as_often_as_asked(p_rel):
 
 def test_a_kind_that_is_not_wanted_is_not_put_in_its_place():
     records = unit_records()
-    assert drawn(UnitSupervision(records, p_rel=1.), 1, units=records[0].units[1]) == [(None,)*3]*2
+    assert drawn(UnitSupervision(records, p_rel=1.), 1, units=records[0].units[1]) == [(None,)*4]*2
     assert all(u for u, *_ in drawn(UnitSupervision(records, p_rel=.99), 5, units=records[0].units[1]))
 
 
 def test_slots_hold_different_units_and_stay_empty_when_there_are_no_more():
     for a, b in zip(*[iter(drawn(UnitSupervision(unit_records(), max_conjunction=1)))]*2): assert a[0] != b[0]
     units = UnitSupervision(unit_records())
-    assert drawn(units, 1, units=units.records[1].units[0]) == [('dog', None, None), (None,)*3]
-    assert drawn(units, 1, units=()) == [(None,)*3]*2
+    assert drawn(units, 1, units=units.records[1].units[0]) == [('dog', None, None, {'dog'}), (None,)*4]
+    assert drawn(units, 1, units=()) == [(None,)*4]*2
 
 
 def test_unit_losses_are_those_of_the_paper():
@@ -181,10 +181,22 @@ def test_unit_losses_are_those_of_the_paper():
     has = {role: torch.tensor([[t is not None for t in slot] for slot in slots]) for role, slots in stacked.items()}
     assert not has['unit'].all() and not has['foil'].eq(has['unit']).all()
     vectors = {role: torch.stack([embed([t or '' for t in slot]) for slot in slots]) for role, slots in stacked.items()}
-    same = torch.tensor([[[a == b or x == y for b, y in zip(slot, plain(batch, 'image'))] for a, x in zip(slot, plain(batch, 'image'))]
-                         for slot in stacked['unit']])
+    says = {r.image: {u.text for caption in r.units for u in caption} for r in units.records}
+    same = torch.tensor([[[x == y or b is not None and set(b.split(' and ')) <= says[x] for b, y in zip(slot, plain(batch, 'image'))]
+                          for x in plain(batch, 'image')] for slot in stacked['unit']])
     assert same.sum() > batch.same_image().sum()*2 # 'cat' is said of two images
     assert torch.allclose(parts['unit'], .7*unit_loss(image, vectors['unit'], vectors['foil'], z, has['unit'], has['foil'], same))
+
+
+def test_what_a_picture_is_known_to_show_is_none_of_its_negatives():
+    mug, red = Unit('entity', 'mug', ()), Unit('entity', 'big Red mug', ())
+    units = UnitSupervision(Records([Record(f'{i}.png', ('c',), (i,), ((),), (None,), (u,)) for i, u in enumerate([(mug,), (red,), (mug, red)])]),
+                            n_units=1, max_conjunction=1)
+    batches = [units.sample([0, 1, 2], np.random.default_rng(seed)) for seed in range(9)]
+    for batch in batches: # a big red mug is a mug; a mug need not be red
+        assert batch.said.tolist()[0][:2] == [[True, False, plain(batch, 'unit 0')[2] == 'mug'], [True]*3]
+    assert len({plain(batch, 'unit 0')[2] for batch in batches}) == 2
+    assert UnitSupervision(units.records, lambda_u=0).sample([0], RNG()).said is None
 
 
 def test_ablations_change_what_they_name_and_draw_alike():

@@ -1,4 +1,4 @@
-"""All six stages, through their own notebooks, on a slice of the embedded world: what they write, and that a second run writes the same bytes."""
+"""All seven stages, through their own notebooks, on a slice of the embedded world: what they write, and that a second run writes the same bytes."""
 import json
 from pathlib import Path
 
@@ -6,13 +6,15 @@ import pytest
 import yaml
 
 from cs_clip.files import write_json
+from cs_clip.icon_world import write_world_half_truths
 from cs_clip.stage import StageFailed, run_stage
 
 ROOT = Path(__file__).resolve().parents[1]
 WORLD = ROOT/'data/icon_world'
-METHODS = ['clip_ft', 'negclip', 'sg']
+METHODS = ['clip_ft', 'negclip', 'sg', 'units']
 RUNS = ['clip', *(f'{method}-0' for method in METHODS)]
-BENCHMARKS = ['sugar_crepe', 'vg_relation', 'vg_attribution', 'controlled', 'retrieval']
+BENCHMARKS = ['sugar_crepe', 'vg_relation', 'vg_attribution', 'controlled', 'retrieval', 'half_truth']
+VARIANTS = ['text_only', 'no_foils']
 
 
 def write_slice(out):
@@ -24,27 +26,31 @@ def write_slice(out):
         write_json(out/'sugar_crepe'/path.name, dict(list(json.loads(path.read_text()).items())[:6]))
     for name in ('visual_genome_relation', 'visual_genome_attribution'):
         write_json(out/f'{name}.json', json.loads((WORLD/f'{name}.json').read_text())[::40])
+    write_world_half_truths(out, pictures=60, n=3)
 
 
 def run_pipeline(data, out):
     "Every stage with the default sections, but for the slice, the folder and the size of training."
     sections = yaml.safe_load((ROOT/'params.yaml').read_text())
-    folders = {name: str(out/name) for name in ('parse', 'generate', 'train', 'results', 'figures')}
+    folders = {name: str(out/name) for name in ('parse', 'generate', 'units', 'train', 'results', 'variants', 'figures')}
     overrides = {
         'parse': {'karpathy': str(data/'dataset_coco.json'), 'out': folders['parse'], 'shard_size': 20},
         'generate': {'graphs': folders['parse'], 'out': folders['generate'], 'report': f'{folders["results"]}/coverage.json'},
-        'train': {'supervision': folders['generate'], 'out': folders['train'], 'steps': 4, 'batch_size': 8, 'warmup': 1, 'checkpoint_every': 3,
+        'units': {'graphs': folders['parse'], 'out': folders['units'], 'report': f'{folders["results"]}/units_coverage.json'},
+        'train': {'supervision': folders['generate'], 'units': folders['units'], 'out': folders['train'], 'steps': 4, 'batch_size': 8, 'warmup': 1, 'checkpoint_every': 3,
                   'methods': {'negclip': {'batch_size': 4}}},
         'evaluate': {'trained': folders['train'], 'out': folders['results'], 'sugar_crepe': str(data/'sugar_crepe'),
                      'vg_relation': str(data/'visual_genome_relation.json'), 'vg_attribution': str(data/'visual_genome_attribution.json'),
-                     'karpathy': str(data/'dataset_coco.json')},
+                     'karpathy': str(data/'dataset_coco.json'), 'half_truth': str(data/'half_truth.jsonl')},
         'figures': {'results': folders['results'], 'out': folders['figures']},
-        'tables': {'results': folders['results'], 'out': f'{folders["results"]}/tables'},
+        'tables': {'results': folders['results'], 'variants': folders['variants'], 'out': f'{folders["results"]}/tables'},
     }
-    given = {'train': [{'method': m, 'seed': 0} for m in METHODS], 'evaluate': [{'run': r} for r in RUNS]}
+    few = {'out': folders['variants'], 'benchmarks': ['half_truth', 'sugar_crepe']}
+    given = {'train': [{'method': m, 'seed': 0} for m in METHODS] + [{'method': 'units', 'seed': 0, 'variant': v} for v in VARIANTS],
+             'evaluate': [{'run': r} for r in RUNS] + [{'run': f'units-{v}-0', **few} for v in VARIANTS]}
     for stage, changed in overrides.items():
         for more in given.get(stage, [{}]):
-            kept = out/'notebooks'/f'{stage}-{"-".join(map(str, more.values()))}.ipynb'
+            kept = out/'notebooks'/f'{stage}-{"-".join(str(v) for k, v in more.items() if k not in few)}.ipynb'
             run_stage(stage, more, {**sections[stage], **changed}, ROOT, kept)
     return out
 
@@ -66,7 +72,10 @@ def test_every_stage_leaves_whole_files_only(runs):
     found = files(runs[0])
     expected = {'parse/part-00000.parquet', 'parse/part-00002.parquet', 'generate/part-00000.parquet', 'generate/coverage.json', 'results/coverage.json',
                 'results/tables/table1.csv', 'results/tables/table1.md', 'results/tables/table2.csv', 'results/tables/table2.md',
-                'figures/figure1.png', 'figures/figure1.pdf', 'figures/figure2.png', 'figures/figure2.pdf',
+                *(f'figures/{f}.{k}' for f in ('figure1', 'figure2', 'units_figure3', 'units_figure5') for k in ('png', 'pdf')),
+                'units/part-00000.parquet', 'results/units_coverage.json',
+                *(f'results/tables/{t}.{k}' for t in ('half_truth', 'half_truth_ordering', 'units_tuning', 'units_placement', 'capabilities') for k in ('csv', 'md')),
+                *(f'variants/units-{v}-0/half_truth.json' for v in VARIANTS),
                 *(f'train/{m}-0/{f}' for m in METHODS for f in ('open_clip_config.json', 'open_clip_model.safetensors', 'log.jsonl', 'training.json')),
                 *(f'results/{r}/{b}.json' for r in RUNS for b in BENCHMARKS)}
     assert expected <= set(found)
@@ -80,7 +89,9 @@ def test_training_took_its_steps(runs):
         assert [row['step'] for row in log] == [0, 1, 2, 3]
     assert len({(runs[0]/f'train/{method}-0/open_clip_model.safetensors').read_bytes() for method in METHODS}) == len(METHODS)
     batch_sizes = [json.loads((runs[0]/f'train/{method}-0/training.json').read_text())['parameters']['batch_size'] for method in METHODS]
-    assert batch_sizes == [8, 4, 8], 'negclip has a section of its own'
+    assert batch_sizes == [8, 4, 8, 8], 'negclip has a section of its own'
+    tuned = {v: json.loads((runs[0]/f'train/units-{v}-0/training.json').read_text())['parameters'] for v in VARIANTS}
+    assert (tuned['text_only']['tune'], tuned['text_only']['foils'], tuned['no_foils']['tune'], tuned['no_foils']['foils']) == ('text', 'unit', 'both', 'none')
 
 
 @pytest.mark.parametrize('run', RUNS)
@@ -96,6 +107,7 @@ def test_results_say_what_they_are(runs, run, benchmark):
         assert ('cohens_d' in subset) == (benchmark == 'controlled')
     if benchmark == 'sugar_crepe': assert len(result['subsets']) == 7 and all(s['n'] == 6 for s in result['subsets'].values())
     if benchmark == 'controlled': assert set(result['subsets']) == {'object', 'attribute', 'relation'}
+    if benchmark == 'half_truth': assert result['subsets']['entity']['n'] == 6 and result['metrics']['shortest_first_ordering'] == 0
     if benchmark == 'retrieval': assert {'i2t_r1', 'i2t_r5', 't2i_r1', 't2i_r5'} <= set(result['metrics'])
 
 

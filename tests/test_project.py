@@ -13,9 +13,10 @@ from packaging.requirements import Requirement
 
 from cs_clip.cli import INPUTS, compose
 from cs_clip.stage import notebook_parameters, read_section
+from cs_clip.tables import VARIANTS
 
 ROOT = Path(__file__).resolve().parents[1]
-STAGES = ['parse', 'generate', 'train', 'evaluate', 'figures', 'tables']
+STAGES = ['parse', 'generate', 'units', 'train', 'evaluate', 'figures', 'tables']
 ROOMS = ['files', 'icon_world', 'parsing', 'lexicon', 'generation', 'units', 'extraction', 'models', 'losses', 'data', 'objectives', 'training', 'benchmarks',
          'evaluation', 'published', 'figures', 'tables', 'stage', 'cli']  # from the ground up
 NOTEBOOKS = sorted((ROOT/'nbs').rglob('[!.]*.ipynb'))
@@ -120,6 +121,13 @@ def test_a_stage_depends_on_its_notebook_and_every_module_it_uses(name):
     assert f'nbs/pipeline/{notebook}.ipynb' in stage['deps'] and stage['params'] == [notebook]
     used = set().union(*(rooms_used(''.join(c['source'])) for c in code_cells(ROOT/f'nbs/pipeline/{notebook}.ipynb')))
     assert {d for d in stage['deps'] if d.startswith('cs_clip/')} == {f'cs_clip/{room}.py' for room in rooms_below(used)}
+
+
+def test_every_variant_is_trained_evaluated_and_shown():
+    variants = list(read_section(ROOT/'params.yaml', 'train')['variants'])
+    for name in ('train_variants', 'evaluate_variants'): assert PIPELINE[name]['matrix'] == {'variant': variants}
+    shown = {row.split('-')[1] for table in VARIANTS.values() for row in table.rows if row.startswith('units-')}
+    assert shown == set(variants) == {d.split('/')[-1].split('-')[1] for d in PIPELINE['tables']['deps'] if '.variants}' in d}
 
 
 def test_figures_and_tables_wait_for_every_run():

@@ -1,4 +1,4 @@
-import json, os, re, shutil, signal, subprocess, sys, time
+import json, math, os, re, shutil, signal, subprocess, sys, time
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq, pytest, torch
 from hypothesis import given, strategies as st
@@ -40,6 +40,23 @@ def test_rate_rises_then_falls(warmup, rest, base):
     assert all(0 < r <= base*(1 + 1e-12) for r in rates)
     assert rates[:warmup] == sorted(rates[:warmup]) and rates[warmup:] == sorted(rates[warmup:], reverse=True)
     assert rates[warmup] == base and (warmup == 0 or rates[warmup - 1] == pytest.approx(base))
+
+
+def test_the_rate_of_a_run_warms_up_and_decays(world, tmp_path):
+    rows, _ = run(world, tmp_path, steps=12, warmup=4, lr=1e-3)
+    rates = [r['lr'] for r in rows]
+    assert rates[:4] == pytest.approx([2.5e-4, 5e-4, 7.5e-4, 1e-3]) and rates[4] == 1e-3
+    assert rates[4:] == pytest.approx([1e-3*(1 + math.cos(math.pi*k/8))/2 for k in range(8)])
+
+
+@pytest.mark.parametrize('tune', ['text', 'image'])
+@pytest.mark.parametrize('base', ['resnet', 'vit'])
+def test_a_tower_alone_learns(world, tmp_path, tune, base):
+    before = {k: v.clone() for k, v in load(world[base]).clip.state_dict().items()}
+    rows, model = run(world, tmp_path, base=base, tune=tune)
+    changed = {k.split('.')[0] == 'visual' for k, v in model.clip.state_dict().items() if not torch.equal(v, before[k]) and k != 'logit_scale'}
+    assert changed == {tune == 'image'} and rows[-1]['logit_scale'] != rows[0]['logit_scale']
+    assert model.clip.logit_scale.requires_grad
 
 
 def test_only_matrices_decay(world):
@@ -299,7 +316,7 @@ NONSENSE = {  # for each parameter what it must not be; all refuse these
     **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours', 'n_units', 'max_conjunction'), [0, 2.5]), 'lr': [0, -1e-5],
     **dict.fromkeys(('seed', 'warmup', 'workers'), [-5, 1.]), **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight', 'lambda_u', 'lambda_npc', 'lambda_xac'), [-.1]),
     **dict.fromkeys(('symmetric', 'balance', 'keep_images', 'global_negatives'), [0, 1]),
-    'p_rel': [-.1, 1.1], 'foils': ['both', None],
+    'p_rel': [-.1, 1.1], 'foils': ['both', None], 'tune': ['none', None],
     'precision': ['fp8', None], 'grad_clip': [0, -1], 'betas': [[.9], [.9, 1], [.9, -.1], [.9, 'x'], [.9, .98, .99]]}
 
 EVERYWHERE = ['x', float('nan'), float('inf'), [1], {}]
@@ -344,6 +361,16 @@ def test_what_concepts_teach_and_what_they_leave(world, tmp_path):
     assert model.logit_bias != base.logit_bias and model.logit_scale != base.logit_scale
     plain, _ = run(world, tmp_path/'ft', 'siglip_ft', steps=3)
     assert [r['loss'] for r in plain] == pytest.approx([r['loss'] for r in rows], rel=1e-4)
+
+
+def test_variants_are_merged_into_their_method(world, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr('cs_clip.training.run_parameters', lambda *a: seen.append(a) or 1/0)
+    for variant, expected in ((None, {'lr': 1., 'steps': 3}), ('text', {'lr': 1., 'steps': 5, 'tune': 'text'})):
+        with pytest.raises(ZeroDivisionError): train_run('sg', 'none', 'none', 'none', 'none', methods={'sg': {'lr': 1., 'steps': 3}}, variant=variant,
+                                                         variants={'text': {'tune': 'text', 'steps': 5}})
+        assert seen.pop()[2] == {'sg': expected}
+    with pytest.raises(CSClipError, match="variant 'txt': unknown; there are text"): train_run(*['none']*5, variant='txt', variants={'text': {}})
 
 
 def test_a_run_from_files(world, tmp_path):
