@@ -4,24 +4,25 @@
 
 # %% auto #0
 __all__ = ['SIGLIP_PICTURES', 'PRECISIONS', 'Encoder', 'DualEncoder', 'word_tokenizer', 'tiny_clip_config',
-           'vit_icon_patch8_siglip_64', 'tiny_siglip_config', 'new_model', 'TransformersEncoder', 'Blip2Encoder',
-           'load', 'to_transformers']
+           'vit_icon_patch8_siglip_64', 'IconStem', 'vit_icon_hybrid_siglip_64', 'tiny_siglip_config', 'new_model',
+           'TransformersEncoder', 'Blip2Encoder', 'load', 'to_transformers']
 
 # %% ../nbs/07_models.ipynb #29f00a66
-import contextlib, json, logging, pickle, shutil, tempfile, urllib.error, zipfile
+import contextlib, functools, json, logging, pickle, shutil, tempfile, urllib.error, zipfile
 from pathlib import Path
 import open_clip, torch, torch.nn.functional as F
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from open_clip.model import convert_to_custom_text_state_dict, get_model_preprocess_cfg
 from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
+from open_clip.modified_resnet import ModifiedResNet
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from timm.layers import AttentionPoolLatent
+from timm.layers import AttentionPoolLatent, HybridEmbed
 from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 from transformers import (AutoImageProcessor, AutoTokenizer, Blip2ForImageTextRetrieval, CLIPModel, PreTrainedTokenizerFast, SiglipConfig,
@@ -211,13 +212,32 @@ def tiny_clip_config(
                      'width': text_width, 'heads': text_heads, 'layers': text_layers}}
 
 # %% ../nbs/07_models.ipynb #023da222
+def _icon_tower(name, pretrained, kwargs, **own):
+    "A small `VisionTransformer` as SigLIP's: no class token, attention pooling. There are no weights to fetch."
+    if pretrained: raise CSClipError(f'{name}: no pretrained weights; load a folder')
+    for unused in 'pretrained_cfg', 'pretrained_cfg_overlay', 'cache_dir': kwargs.pop(unused, None)
+    return VisionTransformer(**{**dict(img_size=64, embed_dim=96, num_heads=3, class_token=False, global_pool='map'), **own, **kwargs})
+
 @register_model
 def vit_icon_patch8_siglip_64(pretrained=False, **kwargs):
-    "timm's `vit_base_patch16_siglip_224`, small: pictures of 64 pixels in patches of 8. There are no weights to fetch."
-    if pretrained: raise CSClipError('vit_icon_patch8_siglip_64: no pretrained weights; load a folder')
-    for unused in 'pretrained_cfg', 'pretrained_cfg_overlay', 'cache_dir': kwargs.pop(unused, None)
-    return VisionTransformer(**{**dict(img_size=64, patch_size=8, embed_dim=96, depth=4, num_heads=8, mlp_ratio=4, class_token=False,
-                                       global_pool='map'), **kwargs})
+    "timm's `vit_base_patch16_siglip_224`, small: pictures of 64 pixels in patches of 8."
+    return _icon_tower('vit_icon_patch8_siglip_64', pretrained, kwargs, patch_size=8, depth=4, mlp_ratio=3)
+
+class IconStem(ModifiedResNet):
+    "The image tower of the tiny CLIP up to its third stage: [B, 3, 64, 64] -> [B, 256, 4, 4]."
+    def __init__(self):
+        super().__init__((1, 1, 1, 1), 128, 8, 64, 16)
+        del self.layer4, self.attnpool
+
+    def init_parameters(self): pass # of the parts that are gone
+
+    def forward(self, x): return self.layer3(self.layer2(self.layer1(self.stem(x))))
+
+@register_model
+def vit_icon_hybrid_siglip_64(pretrained=False, **kwargs):
+    "A hybrid (Dosovitskiy et al. 2021, section 3.1): a ViT over the 4 x 4 features of convolutions, which learn from few pictures."
+    return _icon_tower('vit_icon_hybrid_siglip_64', pretrained, kwargs, patch_size=1, depth=2, mlp_ratio=4,
+                       embed_layer=functools.partial(HybridEmbed, backbone=IconStem()))
 
 SIGLIP_PICTURES = {'mean': [.5]*3, 'std': [.5]*3, 'resize_mode': 'squash'} # SigLIP's preprocessing, where it differs from CLIP's
 
@@ -225,10 +245,11 @@ def tiny_siglip_config(
     vocab_size:int, # of the tokenizer
     context_length:int=24,
     text_layers:int=3,
+    tower:str='vit_icon_patch8_siglip_64', # or vit_icon_hybrid_siglip_64
 ) -> dict: # open_clip's `model_cfg`
-    "SigLIP (Zhai et al. 2023) as open_clip's `ViT-B-16-SigLIP`, with `vit_icon_patch8_siglip_64`."
+    "SigLIP (Zhai et al. 2023) as open_clip's `ViT-B-16-SigLIP`, with a small image tower."
     return {'embed_dim': 96, 'init_logit_bias': -10, 'custom_text': True,
-        'vision_cfg': {'image_size': 64, 'timm_model_name': 'vit_icon_patch8_siglip_64', 'timm_model_pretrained': False,
+        'vision_cfg': {'image_size': 64, 'timm_model_name': tower, 'timm_model_pretrained': False,
                        'timm_pool': 'map', 'timm_proj': 'none'},
         'text_cfg': {'context_length': context_length, 'vocab_size': vocab_size, 'width': 96, 'heads': 3, 'layers': text_layers,
                      'no_causal_mask': True, 'proj_bias': True, 'pool_type': 'last', 'norm_kwargs': {'eps': 1e-6}}}
@@ -584,8 +605,8 @@ def to_transformers(
     `CSClipError` for a model of another build."""
     clip, text = model.clip, model.model_cfg['text_cfg']
     trunk = getattr(clip.visual, 'trunk', None)
-    if not isinstance(trunk, VisionTransformer) or not isinstance(trunk.attn_pool, AttentionPoolLatent) or trunk.num_prefix_tokens or model.logit_bias is None:
-        raise CSClipError('to_transformers: no SigLIP; expected a timm ViT with attention pooling and no class token, and a logit bias')
+    if not isinstance(trunk, VisionTransformer) or not isinstance(trunk.attn_pool, AttentionPoolLatent) or trunk.num_prefix_tokens or isinstance(trunk.patch_embed, HybridEmbed) or model.logit_bias is None:
+        raise CSClipError('to_transformers: no SigLIP; expected a plain timm ViT with attention pooling and no class token, and a logit bias')
     size, patch = trunk.patch_embed.img_size, trunk.patch_embed.patch_size
     tokenizer = model.tokenizer.tokenizer
     config = SiglipConfig(
