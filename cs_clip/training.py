@@ -274,12 +274,12 @@ def train_run(
     out:str|Path, # folder of the run
     seed:int=0,
     units:str|Path|None=None, # folder that the units stage wrote; for the method `units`
-    concepts:str|Path|None=None, # folder that the concepts stage wrote; all that `siglip_ft` and `c2lip` read
     keep_images:bool=False, # decode each image once and keep it in memory (for small worlds, with workers=0)
     methods:dict[str, dict]|None=None, # method -> parameters that differ from the common ones
-    bases:dict[str, str]|None=None, # method -> its base model, where it is not `model`
     variant:str|None=None, # of the method, for ablations: a key of `variants`
     variants:dict[str, dict]|None=None, # variant -> parameters that differ from its method's
+    concepts:str|Path|None=None, # folder that the concepts stage wrote; all that `siglip_ft` and `c2lip` read
+    bases:dict[str, str]|None=None, # method -> its base model, where it is not `model`
     **common, # parameters of `train` and of the methods
 ) -> list[dict]: # as `train`
     "Train one run from files. Raises `CSClipError` for an unknown method or parameter, or a wrong value, before anything is read."

