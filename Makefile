@@ -41,7 +41,7 @@ world: setup ## build the embedded world and models anew, from seeds (about an h
 	@for file in $(READINGS); do test -e $$file || { echo "error: $$file: not there; the first cell of nbs/build/text_models.ipynb says what" \
 		"it is and where to get it"; missing=1; }; done; test -z "$$missing"
 	@mkdir -p artifacts/notebooks
-	for name in world clip text_models; do \
+	for name in world clip siglip text_models; do \
 		$(BIN)/papermill --no-progress-bar -k python3 nbs/build/$$name.ipynb artifacts/notebooks/build-$$name.ipynb || exit 1; done
 	@echo "data/ is built; keep it with: $(BIN)/dvc add data && $(BIN)/dvc push data.dvc"
 

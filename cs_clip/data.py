@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'Foil', 'UnitFoil', 'Unit', 'Record', 'Records', 'read_karpathy', 'CaptionRows', 'load_supervision',
-           'ImageStore', 'Pixels', 'batch_indices', 'step_rng']
+           'load_concepts', 'ImageStore', 'Pixels', 'batch_indices', 'step_rng']
 
 # %% ../nbs/09_data.ipynb #33c7f902
 import collections, dataclasses, functools, io, os, re, struct, tarfile, threading, zipfile, zlib
@@ -37,13 +37,14 @@ class Unit(NamedTuple):
 # %% ../nbs/09_data.ipynb #ee0cf5fb
 @dataclasses.dataclass(frozen=True)
 class Record:
-    "An image with its captions; `negatives`, `shuffled` and `units` hold one entry a caption, empty before supervision was generated."
+    "An image with its captions; `negatives`, `shuffled`, `units` and `concepts` hold one entry a caption, empty before supervision was generated."
     image: str # its name in an `ImageStore`: "filepath/filename"
     captions: tuple[str, ...]
     sentids: tuple[int, ...]
     negatives: tuple[tuple[Foil, ...], ...] = ()
     shuffled: tuple[str|None, ...] = () # NegCLIP's shuffled caption; `None` where nothing could be exchanged
     units: tuple[tuple[Unit, ...], ...] = () # entities first
+    concepts: tuple[tuple[str, ...], ...] = () # at least one each
 
 # %% ../nbs/09_data.ipynb #5cda62e3
 class Records(list):
@@ -53,8 +54,8 @@ class Records(list):
         self.skipped, self.dataset = dict(skipped or {}), dataset
 
     @property
-    def digest(self) -> str: # records without units keep the name that they had before there were any
-        return digest(*[[v for k, v in vars(r).items() if k != 'units' or v] for r in self])
+    def digest(self) -> str: # records without units or concepts keep the name that they had before there were any
+        return digest(*[[v for k, v in vars(r).items() if k not in ('units', 'concepts') or v] for r in self])
 
 # %% ../nbs/09_data.ipynb #43c4cedc
 def _once(key, seen, where):
@@ -211,6 +212,20 @@ def load_supervision(
     return Records(Record(image, *map(tuple, zip(*items))) for image, items in rows.items())
 
 _AGAIN = 'run both stages on the same scene graphs'
+
+# %% ../nbs/09_data.ipynb #4861ed73
+def load_concepts(
+    folder:str|Path, # artifacts/concepts
+) -> Records:
+    "Records with concepts. Raises `CSClipError` for a missing or foreign file, for a duplicate sentid, and for a caption without a concept."
+    rows, seen = collections.defaultdict(list), set()
+    for path in shard_paths(folder, 'concepts'):
+        for row in read_shard(path, ('sentid', 'image', 'caption', 'concepts'), 'concepts'):
+            _once(row['sentid'], seen, where := f'{path}: sentid {row["sentid"]}')
+            if not row['concepts']: raise CSClipError(f'{where}: no concept; expected the caption itself at least; run the concepts stage again')
+            rows[row['image']].append((row['caption'], row['sentid'], tuple(row['concepts'])))
+    records = ((image, *map(tuple, zip(*items))) for image, items in rows.items())
+    return Records(Record(image, captions, sentids, concepts=found) for image, captions, sentids, found in records)
 
 # %% ../nbs/09_data.ipynb #89c71b13
 class _Tar:

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FOILS', 'OBJECTIVES', 'Batch', 'unique_batch', 'Objective', 'own_parameters', 'ClipFT', 'SceneGraphs', 'nearest',
-           'NegCLIP', 'UnitSupervision', 'objective_class']
+           'NegCLIP', 'UnitSupervision', 'SigLIPFT', 'C2LIP', 'objective_class']
 
 # %% ../nbs/10_objectives.ipynb #3a14917f
 import dataclasses, inspect
@@ -14,7 +14,7 @@ from itertools import cycle, islice
 import numpy as np, torch
 from .data import Records
 from .files import CSClipError
-from .losses import hinge, info_nce, negclip, unit_loss
+from .losses import attention_loss, hinge, info_nce, negclip, sigmoid_loss, unit_loss
 
 # %% ../nbs/10_objectives.ipynb #26173a93
 @dataclasses.dataclass
@@ -23,6 +23,7 @@ class Batch:
     images:list[str] # unique names
     texts:list[str] # unique
     rows:dict[str, torch.Tensor] # role -> [B] rows of `images` ("image") or of `texts` (all other roles); -1 where an item has no such text
+    belongs:torch.Tensor|None=None # [images, N] bool: which of N concepts, the rows of the role "concept", belong to which image
     said:torch.Tensor|None=None # [N, B, B] bool: in each of N slots, whether the picture of item i is known to show what item j's unit names
 
     def same_image(self) -> torch.Tensor:
@@ -44,6 +45,9 @@ def unique_batch(
 class Objective:
     """Base of the methods. `items` is what an epoch goes through; parameters of a method are those of its `__init__` after `records`,
     kept as attributes. Raises `CSClipError` when the records give no item."""
+    sigmoid = False # is SigLIP's learned bias among what its losses ask for?
+    visual_tokens = False # the features of single visual tokens?
+
     def __init__(self, records:Records):
         self.records, self.items = records, self.make_items(records)
         if not self.items:
@@ -57,8 +61,14 @@ class Objective:
 
     def sample(self, items:list[int], rng:np.random.Generator) -> Batch: raise NotImplementedError
 
-    def losses(self, image:torch.Tensor, text:torch.Tensor, logit_scale:torch.Tensor, batch:Batch) -> dict[str, torch.Tensor]:
-        "Named parts, whose sum is minimised, from the embeddings of the batch's unique images and texts."
+    def losses(self,
+        image:torch.Tensor, # [M, D] embeddings of the batch's unique images
+        text:torch.Tensor, # [T, D], of its unique texts
+        logit_scale:torch.Tensor, # scalar
+        batch:Batch,
+        *more:torch.Tensor, # of a sigmoid loss the logit bias; with `visual_tokens` [M, L, D]
+    ) -> dict[str, torch.Tensor]:
+        "Named parts, whose sum is minimised."
         raise NotImplementedError
 
 # %% ../nbs/10_objectives.ipynb #ff416c46
@@ -237,8 +247,57 @@ class UnitSupervision(Objective):
                          same | batch.said.to(same.device))
         return {**parts, 'unit': self.lambda_u*loss}
 
+# %% ../nbs/10_objectives.ipynb #9e469a71
+class SigLIPFT(Objective):
+    "SigLIP's loss on captions: fine-tuning without concepts (C²LIP, Table 5)."
+    sigmoid = True
+
+    def make_items(self, records): # (record, caption)
+        return [(r, c) for r, record in enumerate(records) for c in range(len(record.captions))]
+
+    def picked(self, items): return [(self.records[r], c) for r, c in (self.items[i] for i in items)]
+
+    def sample(self, items, rng):
+        picked = self.picked(items)
+        return unique_batch([r.image for r, _ in picked], text=[r.captions[c] for r, c in picked])
+
+    def losses(self, image, text, logit_scale, batch, logit_bias):
+        rows = batch.rows['text']
+        same = batch.same_image() | (rows[:, None] == rows)
+        return {'sigmoid': sigmoid_loss(image[batch.rows['image']], text[rows], logit_scale, logit_bias, same)}
+
+# %% ../nbs/10_objectives.ipynb #9a026662
+class C2LIP(SigLIPFT):
+    "C²LIP: L_sig + λ_npc L_npc + λ_xac L_xac (section 3)."
+    def __init__(self, records,
+        lambda_npc:float=1., # λ_npc, of concepts against pooled images; at 0 there is no such loss
+        lambda_xac:float=.01, # λ_xac, of concepts against what they attend to; at 0 there is no such loss
+    ):
+        super().__init__(records)
+        self.lambda_npc, self.lambda_xac = lambda_npc, lambda_xac
+
+    @property
+    def visual_tokens(self): return self.lambda_xac > 0
+
+    def make_items(self, records): # (record, caption)
+        return [(r, c) for r, record in enumerate(records) for c in range(len(record.concepts))]
+
+    def sample(self, items, rng):
+        picked = self.picked(items)
+        concepts = list(dict.fromkeys(text for r, c in picked for text in r.concepts[c]))
+        batch = unique_batch([r.image for r, _ in picked], text=[r.captions[c] for r, c in picked], concept=concepts)
+        named = {r.image: set().union(*r.concepts) for r, _ in picked}
+        batch.belongs = torch.tensor([[text in named[image] for text in concepts] for image in batch.images])
+        return batch
+
+    def losses(self, image, text, logit_scale, batch, logit_bias, visual_tokens=None):
+        parts, concept, belongs = super().losses(image, text, logit_scale, batch, logit_bias), text[batch.rows['concept']], batch.belongs.to(image.device)
+        if self.lambda_npc: parts['npc'] = self.lambda_npc*sigmoid_loss(image, concept, logit_scale, logit_bias, belongs)
+        if self.lambda_xac: parts['xac'] = self.lambda_xac*attention_loss(visual_tokens, concept, logit_scale, logit_bias, belongs)
+        return parts
+
 # %% ../nbs/10_objectives.ipynb #7da6f775
-OBJECTIVES = {'clip_ft': ClipFT, 'negclip': NegCLIP, 'sg': SceneGraphs, 'units': UnitSupervision}
+OBJECTIVES = {'clip_ft': ClipFT, 'negclip': NegCLIP, 'sg': SceneGraphs, 'units': UnitSupervision, 'siglip_ft': SigLIPFT, 'c2lip': C2LIP}
 
 def objective_class(method:str) -> type:
     "The class of a method. Raises `CSClipError` naming those there are."

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TABLES', 'VARIANTS', 'CAPABILITIES', 'Column', 'Table', 'Cell', 'measured_cells', 'published_cells', 'table_csv',
            'table_text', 'Variants', 'variant_table', 'write_variant_tables', 'capability', 'capability_table',
-           'write_capabilities', 'write_tables']
+           'write_capabilities', 'write_tables', 'siglip_tables', 'write_siglip_tables']
 
 # %% ../nbs/16_tables.ipynb #60fae5ae
 import re
@@ -294,4 +294,39 @@ def write_tables(
         texts[name] = table_text(table, results, world)
         write_text(Path(out)/f'{name}.md', texts[name])
         write_text(Path(out)/f'{name}.csv', table_csv(table, results, world).to_csv(index=False, lineterminator='\n'))
+    return texts
+
+# %% ../nbs/16_tables.ipynb #1acad899
+_SIGLIP = [Column(kind, title, 'sugar_crepe', kind, 'accuracy', kind) for kind, title in _KINDS.items()] + [
+    Column('sugarcrepe_avg', 'Average', 'sugar_crepe', 'all', 'subset_mean', 'sugarcrepe_avg'), *(c._replace(published=None) for c in _RETRIEVAL)]
+_TRAINED_AS = {'siglip': 'Original SigLIP ViT-B/16', 'siglip_ft': '+ fine-tuned on CC3M', 'c2lip-npc': '+ npc', 'c2lip': '+ xac (full)'}
+_WEIGHTS = {'c2lip-npc_half_xac_half': (.5, .5), 'c2lip-npc_half_xac_tenth': (.5, .1), 'c2lip-npc_half': (.5, .01), 'c2lip-xac_half': (1., .5), 'c2lip': (1., .01)}
+
+def siglip_tables(
+    results:pd.DataFrame, # of `figures.load_results`: the runs on a SigLIP
+    world:str,
+) -> dict[str, str]: # NAME -> Markdown
+    "C²LIP's Tables 5 and A2, published numbers in columns of their own."
+    ours = measured_cells(results[~results.method.isin(set(_WEIGHTS) - {'c2lip'})], _SIGLIP)
+    printed = published('c2lip_table5_objective').set_index('training')
+    known = [c for c in _SIGLIP if c.published]
+    heads = ['Training', *[f'{c.title}<br>measured' for c in _SIGLIP], *[f'{c.title}<br>published' for c in known]]
+    rows = [[look(m).label, *[_shown(ours.get(m, {}).get(c.key), c) for c in _SIGLIP], *[f'{printed.loc[name, c.published]:.1f}' for c in known]]
+            for m, name in _TRAINED_AS.items()]
+    table5 = f'### Table 5: parts of the objective\n\n**measured: {world}, {seeds_said(results[results.method.isin(_TRAINED_AS)])} · published: CC3M**\n\n' + _pipes(heads, rows)
+    grid = measured_cells(results[results.method.isin(_WEIGHTS) & (results.seed == 0)], _SIGLIP)
+    printed = published('c2lip_tableA2_lambdas').set_index(['lambda_npc', 'lambda_xac'])['sugarcrepe_avg']
+    average = next(c for c in _SIGLIP if c.key == 'sugarcrepe_avg')
+    rows = [[f'{npc:g}', f'{xac:g}', _shown(grid.get(m, {}).get(average.key), average), f'{printed[npc, xac]:.1f}'] for m, (npc, xac) in _WEIGHTS.items()]
+    a2 = f'### Table A2: weights\n\n**measured: {world}, seed 0 · published: CC3M**\n\n' + _pipes(['λ_npc', 'λ_xac', 'Average<br>measured', 'Average<br>published'], rows)
+    return {'c2lip_table5': table5 + '\n', 'c2lip_tableA2': a2 + '\n'}
+
+def write_siglip_tables(
+    folder:str|Path, # of the runs on a SigLIP
+    out:str|Path,
+    world:str,
+) -> dict[str, str]: # NAME -> the Markdown
+    "Write both, each file whole or not at all. Raises `CSClipError` as `figures.load_results` does."
+    texts = siglip_tables(load_results(folder, world), world)
+    for name, text in texts.items(): write_text(Path(out)/f'{name}.md', text)
     return texts

@@ -13,10 +13,10 @@ import torch
 from accelerate import Accelerator
 from torch.distributed.nn.functional import all_gather
 from tqdm import tqdm
-from .data import ImageStore, Pixels, batch_indices, load_supervision, step_rng
+from .data import ImageStore, Pixels, batch_indices, load_concepts, load_supervision, step_rng
 from .files import CSClipError, atomic_write, digest, read_json, write_json, write_text
 from .models import DualEncoder, load
-from .objectives import FOILS, OBJECTIVES, Objective, objective_class, own_parameters
+from .objectives import FOILS, OBJECTIVES, Objective, SigLIPFT, objective_class, own_parameters
 
 # %% ../nbs/11_training.ipynb #63e76422
 def learning_rate(
@@ -128,10 +128,12 @@ def _deterministic():
 def _step(wrapped, optimizer, objective, accelerator, batch, pixels, tokens, precision, grad_clip):
     "One update. Returns the losses and the gradient's norm as numbers."
     model = accelerator.unwrap_model(wrapped)
-    with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=precision == 'bf16'): image, text = wrapped(pixels, tokens)
-    image, text = _gather(image, len(batch.images), accelerator), _gather(text, len(batch.texts), accelerator)
+    with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=precision == 'bf16'):
+        image, text, *features = wrapped(pixels, tokens, objective.visual_tokens)
+    image, *features = (_gather(x, len(batch.images), accelerator) for x in (image, *features))
+    text = _gather(text, len(batch.texts), accelerator)
     batch.rows = {role: rows.to(image.device) for role, rows in batch.rows.items()}
-    parts = objective.losses(image, text, model.logit_scale, batch)
+    parts = objective.losses(image, text, model.logit_scale, batch, *[model.logit_bias][:objective.sigmoid], *features)
     loss = sum(parts.values())
     optimizer.zero_grad()
     accelerator.backward(loss)
@@ -168,6 +170,8 @@ def train(
     method = next(k for k, v in OBJECTIVES.items() if v is type(objective))
     settings = {'method': method, **objective.parameters, 'seed': seed, 'steps': steps, 'batch_size': batch_size, 'lr': lr,
         'weight_decay': weight_decay, 'betas': list(betas), 'warmup': warmup, 'precision': precision, 'grad_clip': grad_clip, 'tune': tune}
+    if objective.sigmoid and model.logit_bias is None:
+        raise CSClipError(f'{method}: the base model has no logit bias; a sigmoid loss needs a SigLIP, such as "ViT-B-16-SigLIP/webli"')
     images = [r.image for r in objective.records]
     if missing := [name for name in images if name not in pixels.store]:
         raise CSClipError(f'{pixels.store.root}: {len(missing)} of {len(images)} images are missing, first {missing[0]}')
@@ -230,7 +234,7 @@ _NATURAL, _NUMBER = ('a whole number, 0 or more', lambda x: type(x) is int and x
 _SWITCH = 'true or false', lambda x: type(x) is bool
 VALUES = { # parameter -> what it must be, in words and as a test
     **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours', 'n_units', 'max_conjunction'), _COUNT), **dict.fromkeys(('seed', 'warmup', 'workers'), _NATURAL),
-    'lr': _POSITIVE, **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight', 'lambda_u'), _NUMBER),
+    'lr': _POSITIVE, **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight', 'lambda_u', 'lambda_npc', 'lambda_xac'), _NUMBER),
     **dict.fromkeys(('symmetric', 'balance', 'keep_images', 'global_negatives'), _SWITCH),
     'p_rel': ('a number from 0 to 1', lambda x: _is_number(x) and x <= 1), 'foils': (' or '.join(FOILS), lambda x: x in FOILS),
     'precision': ('fp32 or bf16', lambda x: x in ('fp32', 'bf16')), 'tune': (' or '.join(TOWERS), lambda x: x in TOWERS),
@@ -274,6 +278,8 @@ def train_run(
     methods:dict[str, dict]|None=None, # method -> parameters that differ from the common ones
     variant:str|None=None, # of the method, for ablations: a key of `variants`
     variants:dict[str, dict]|None=None, # variant -> parameters that differ from its method's
+    concepts:str|Path|None=None, # folder that the concepts stage wrote; all that `siglip_ft` and `c2lip` read
+    bases:dict[str, str]|None=None, # method -> its base model, where it is not `model`
     **common, # parameters of `train` and of the methods
 ) -> list[dict]: # as `train`
     "Train one run from files. Raises `CSClipError` for an unknown method or parameter, or a wrong value, before anything is read."
@@ -281,5 +287,7 @@ def train_run(
     if variant and variant not in (variants or {}): raise CSClipError(f'variant {variant!r}: unknown; there are {", ".join(variants or ()) or "none"}')
     if variant: methods = {**(methods or {}), method: {**(methods or {}).get(method, {}), **variants[variant]}}
     own, loop = run_parameters(method, common, methods)
-    objective, encoder = objective_class(method)(load_supervision(supervision, units if method == 'units' else None), **own), load(model)
+    make = objective_class(method)
+    records = load_concepts(concepts) if issubclass(make, SigLIPFT) else load_supervision(supervision, units if method == 'units' else None)
+    objective, encoder = make(records, **own), load((bases or {}).get(method, model))
     return train(objective, encoder, Pixels(ImageStore(images), encoder.preprocess, keep_images), out, seed, **loop)

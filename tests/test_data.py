@@ -317,3 +317,22 @@ def test_every_item_comes_once_an_epoch(n, batch, seed):
 def test_batches_depend_on_seed_and_step_alone():
     assert batch_indices(100, 8, 1, 30) == batch_indices(100, 8, 1, 30) != batch_indices(100, 8, 2, 30)
     assert step_rng(1, 2).random() == step_rng(1, 2).random() != step_rng(1, 3).random()
+
+
+def test_concepts_are_read_as_they_were_written(tmp_path):
+    from cs_clip.concepts import concepts_file
+    from cs_clip.data import load_concepts
+    from cs_clip.parsing import parse_file
+    rows = [(1, 'train/1.png', 'A red mug on the table'), (2, 'train/2.png', 'It is very dark outside'), (3, 'train/1.png', 'the red mug')]
+    parse_file(rows, tmp_path/'parse', shard_size=2)
+    assert concepts_file(tmp_path/'parse', tmp_path/'concepts') == {'captions': 3, 'concepts': 4, 'distinct': 3, 'whole captions': 1}
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path/'concepts').iterdir()}
+    records = load_concepts(tmp_path/'concepts')
+    assert [(r.image, r.captions, r.concepts) for r in records] == [
+        ('train/1.png', ('A red mug on the table', 'the red mug'), (('red mug', 'table'), ('red mug',))),
+        ('train/2.png', ('It is very dark outside',), (('It is very dark outside',),))]
+    concepts_file(tmp_path/'parse', tmp_path/'concepts')
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path/'concepts').iterdir()}  # whole shards are kept
+    concepts_file(tmp_path/'parse', tmp_path/'concepts', 'noun')
+    other = load_concepts(tmp_path/'concepts')
+    assert other[0].concepts[0] == ('mug', 'table') and other.digest != records.digest

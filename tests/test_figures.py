@@ -347,3 +347,32 @@ def test_every_subset_has_a_capability(results):
     assert cell['subsets'] == 'half_truth: swap; sugar_crepe: swap_obj; sugar_crepe_pp: swap_obj; vg_relation'
     assert cell['clip'] == pytest.approx(np.mean([.6 - 6/40, .6 + 3/50, .4, .6])*100, abs=1e-3)
     assert 'measured: IconWorld, 3 seeds' in text and '| Negation | – |' in text
+
+
+# ---- C²LIP's Figure 2
+def test_attention_is_a_share_of_the_tokens_and_follows_the_features(tmp_path):
+    from PIL import Image
+    from cs_clip.figures import caption_attention
+    from cs_clip.models import load
+    from tiny_clip import tiny_clip, tiny_siglip
+    model, picture = load(tiny_siglip(tmp_path)), Image.effect_noise((90, 60), 90).convert('RGB')
+    a = caption_attention(model, picture, 'a red mug')
+    assert a.shape == (8, 8) and np.isclose(a.sum(), 1, atol=1e-5) and (a > 0).all()
+    assert not np.allclose(a, caption_attention(model, picture, 'a cat next to a dog'))
+    with pytest.raises(CSClipError, match='attention pooling'): caption_attention(load(tiny_clip(tmp_path/'clip')), picture, 'a mug')
+
+
+def test_attention_figure_shows_no_change_as_white_and_writes_the_same_bytes(tmp_path):
+    from PIL import Image
+    from cs_clip.figures import figure_attention, save_figure
+    even = np.full((2, 2), .25)
+    more = np.array([[.4, .2], [.2, .2]])
+    made = [figure_attention(Image.new('RGB', (8, 8), 'white'), 'a mug', {'siglip': even, 'c2lip': more, 'siglip_ft': even}) for _ in range(2)]
+    first, second = (save_figure(fig, tmp_path/str(n), 'attention')[0].read_bytes() for n, fig in enumerate(made))
+    assert first == second
+    shades = [ax.images[1] for ax in made[0].axes if len(ax.images) == 2]
+    assert [s.get_array().round(2).tolist() for s in shades] == [[[.6, -.2], [-.2, -.2]], [[0, 0], [0, 0]]]
+    red, green, blue, _ = shades[0].cmap(shades[0].norm(.6))
+    assert green > red and green > blue and np.allclose(shades[0].cmap(shades[0].norm(0.))[:3], 1, atol=.02)
+    red, green, blue, _ = shades[0].cmap(shades[0].norm(-.6))
+    assert red > green < blue

@@ -130,7 +130,7 @@ def test_what_a_caption_denies_is_not_edited(caption, denied):
 def test_number_is_the_determiners_where_the_word_does_not_tell(caption, kind, lead):
     graph = next(iter(PARSER.parse([caption])))
     assert gen._add_object_slot(graph, graph.objects[0]).lead == lead
-    slot, words = gen._object_slot(graph, graph.objects[0]), gen._Words(['dog', 'dogs', 'zebras', 'zebra'])
+    slot, words = gen.object_slot(graph, graph.objects[0]), gen._Words(['dog', 'dogs', 'zebras', 'zebra'])
     assert [words.words[i][-1] == 's' for i in words.fitting(slot)] == [lead == ' and ']*2
 
 def test_owning_is_a_verb():

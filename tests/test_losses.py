@@ -1,8 +1,8 @@
 """Each loss against the same formula written as a loop over pairs."""
-import math
+import math, subprocess, sys
 import pytest, torch, torch.nn.functional as F
 from cs_clip.files import CSClipError
-from cs_clip.losses import hinge, info_nce, negclip, unit_loss
+from cs_clip.losses import attend, attention_loss, hinge, info_nce, negclip, sigmoid_loss, unit_loss
 
 B, D = 7, 5
 SAME = torch.tensor([[i % 5 == j % 5 for j in range(B)] for i in range(B)])  # items 0 and 5, 1 and 6 share an image
@@ -146,3 +146,103 @@ def test_masked_units_get_no_gradient(xs, slots):
 def test_unit_gradients(xs, slots):
     scale = torch.tensor(1., dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda i, u, f, z: unit_loss(i, u, f, z, UNITS, FOILS, ALIKE), (xs[0], *slots, scale))
+
+
+N, M, L = 6, 4, 3
+BELONGS = torch.tensor([[(n + m) % 3 == 0 or n == m for n in range(N)] for m in range(M)])  # several concepts an image, several images a concept
+
+@pytest.fixture
+def concepts():
+    "Tokens [M, L, D], images [M, D] and concepts [N, D] of length 1; concept 4 is concept 1 again."
+    g = torch.Generator().manual_seed(2)
+    tokens, image, concept = (F.normalize(torch.randn(*shape, D, generator=g, dtype=torch.float64), dim=-1) for shape in ((M, L), (M,), (N,)))
+    concept[4] = concept[1]
+    return [x.requires_grad_() for x in (tokens, image, concept)]
+
+def minus_log_sigmoid(z): return math.log(1 + math.exp(-z))
+
+def sigmoid_loop(image, text, scale, bias, positive):
+    "Pair by pair, as the formula stands."
+    return sum(minus_log_sigmoid((1 if positive[m, n] else -1)*(scale*s(v, c) + bias))
+               for m, v in enumerate(image) for n, c in enumerate(text))/len(text)
+
+def attention_loop(tokens, concept, scale, bias, positive):
+    "Each concept and each picture: the softmax over its tokens, the pooled vector, its length, the pair."
+    total = 0
+    for m, xs in enumerate(tokens.tolist()):
+        for n, c in enumerate(concept.tolist()):
+            weights = [math.exp(sum(a*b for a, b in zip(x, c))) for x in xs]
+            pooled = [sum(w*x[d] for w, x in zip(weights, xs))/sum(weights) for d in range(D)]
+            length = math.sqrt(sum(p*p for p in pooled))
+            z = scale*sum(p*a for p, a in zip(pooled, c))/length + bias
+            total += minus_log_sigmoid(z if positive[m, n] else -z)
+    return total/len(concept)
+
+T, BIAS = math.log(5), -2.
+
+@pytest.mark.parametrize('bias', [0., -10.])
+def test_sigmoid_loss_is_the_loop_and_open_clips(xs, bias):
+    from open_clip.loss import SigLipLoss
+    image, text, _ = xs
+    own, scale, b = torch.eye(B, dtype=torch.bool), torch.tensor(T, dtype=torch.float64), torch.tensor(bias, dtype=torch.float64)
+    loss = sigmoid_loss(image, text, scale, b, own)
+    assert abs(loss.item() - sigmoid_loop(image, text, 5, bias, own)) < 1e-6
+    assert torch.allclose(loss, SigLipLoss()(image, text, scale.exp(), b))
+    assert abs(sigmoid_loss(image, text, scale, b, own | SAME).item() - sigmoid_loop(image, text, 5, bias, own | SAME)) < 1e-6
+
+
+def test_concept_losses_are_the_loops(concepts):
+    tokens, image, concept = concepts
+    scale, b = torch.tensor(T, dtype=torch.float64), torch.tensor(BIAS, dtype=torch.float64)
+    assert abs(sigmoid_loss(image, concept, scale, b, BELONGS).item() - sigmoid_loop(image, concept, 5, BIAS, BELONGS)) < 1e-6
+    expected = attention_loop(tokens, concept, 5, BIAS, BELONGS)
+    for chunk in 1, 4, 64: assert abs(attention_loss(tokens, concept, scale, b, BELONGS, chunk).item() - expected) < 1e-6
+
+
+def test_what_comes_twice_is_a_positive(concepts):
+    "Concept 4 is concept 1 again. As a negative it pulls the image away from its own concept; as a positive it pulls as the first does."
+    _, image, concept = concepts
+    scale, b = torch.tensor(T, dtype=torch.float64), torch.tensor(BIAS, dtype=torch.float64)
+    once, twice = BELONGS.clone(), BELONGS.clone()
+    once[:, 4] = False
+    twice[:, 4] = twice[:, 1]
+    pulls = {name: torch.autograd.grad(sigmoid_loss(image, concept, scale, b, mask)*N, concept)[0] for name, mask in (('once', once), ('twice', twice))}
+    assert torch.allclose(pulls['twice'][4], pulls['twice'][1]) and not torch.allclose(pulls['once'][4], pulls['once'][1])
+
+
+def test_gradients_of_concept_losses(concepts):
+    tokens, image, concept = concepts
+    scale, b = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (T, BIAS))
+    assert torch.autograd.gradcheck(lambda *a: sigmoid_loss(*a, BELONGS), (image, concept, scale, b))
+    assert torch.autograd.gradcheck(lambda *a: attention_loss(*a, BELONGS, 4), (tokens, concept, scale, b))
+    attention_loss(tokens, concept, scale, b, BELONGS).backward()
+    assert image.grad is None and all(x.grad.isfinite().all() and x.grad.abs().sum() > 0 for x in (tokens, concept, scale, b))
+
+
+def test_a_token_that_no_concept_likes_gets_less(concepts):
+    tokens, _, concept = concepts
+    a = attend(tokens, concept)
+    assert a.shape == (M, N, L) and torch.allclose(a.sum(-1), torch.ones(M, N, dtype=torch.float64))
+    assert (a.argmax(-1) == torch.einsum('mld,nd->mnl', tokens, concept).argmax(-1)).all()
+
+
+def test_foreign_positives_are_refused(concepts):
+    tokens, image, concept = concepts
+    for loss, x in (sigmoid_loss, image), (attention_loss, tokens):
+        with pytest.raises(CSClipError, match='positive'): loss(x, concept, torch.tensor(0.), torch.tensor(0.), BELONGS[:, :2])
+
+
+MEMORY = """
+import resource, torch, torch.nn.functional as F
+from cs_clip.losses import attention_loss
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss*1024
+tokens, concept = (F.normalize(torch.randn(*shape, 768), dim=-1).requires_grad_() for shape in ((96, 196), (600,)))
+before = peak()
+attention_loss(tokens, concept, torch.tensor(2.), torch.tensor(-10.), torch.rand(96, 600) < .02).backward()
+print(peak() - before)
+"""
+
+def test_memory_at_the_papers_size():
+    "96 images, 600 concepts, 196 tokens, 768 numbers each, forward and backward."
+    out = subprocess.run([sys.executable, '-c', MEMORY], capture_output=True, text=True, check=True).stdout
+    assert int(out) < 2*2**30

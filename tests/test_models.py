@@ -6,8 +6,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (AutoImageProcessor, AutoProcessor, AutoTokenizer, Blip2ForImageTextRetrieval, Blip2Processor, CLIPImageProcessor,
                           CLIPModel, SiglipModel, SiglipTokenizer)
 from cs_clip.files import CSClipError
-from cs_clip.models import DualEncoder, load, new_model, word_tokenizer
-from tiny_clip import captions, clip_config, tiny_clip, tiny_transformers
+from cs_clip.models import DualEncoder, load, new_model, to_transformers, word_tokenizer
+from tiny_clip import captions, clip_config, tiny_clip, tiny_siglip, tiny_transformers
 
 
 @pytest.fixture(scope='module')
@@ -545,3 +545,77 @@ def test_hub_repositories_of_both_libraries(model, names, tmp_path):
         assert name == m.digest and float(x) == pytest.approx(m.encode_text(m.tokenize(['a red cat']))[0, 0].item(), abs=1e-5)
     assert out[2].startswith('hf-hub:org/none: neither open_clip_config.json nor config.json')
     assert out[3].startswith('hf-hub:org/torn: cannot be loaded')
+
+
+# ---- SigLIP: tokens, and transformers' form
+@pytest.fixture(scope='module')
+def siglip(tmp_path_factory):
+    return load(tiny_siglip(tmp_path_factory.mktemp('siglip')))
+
+def test_a_token_alone_is_the_pooled_output(siglip):
+    pixels = torch.randn(3, 3, 64, 64)
+    with torch.no_grad():
+        states = siglip.visual_states(pixels)
+        assert torch.equal(siglip.pool(states), siglip.encode_image(pixels))
+        for token in states.unbind(1)[:5]: assert torch.equal(siglip.token_features(token[:, None])[:, 0], siglip.pool(token[:, None]))
+        images, texts, features = siglip(pixels, siglip.tokenize(['a red mug']), True)
+    assert features.shape == (3, 64, 96) and torch.allclose(features.norm(dim=-1), torch.ones(3, 64), atol=1e-5)
+    assert torch.equal(images, siglip.encode_image(pixels)) and len(siglip(pixels, siglip.tokenize(['a red mug']))) == 2
+
+
+def test_token_features_are_the_value_path(siglip):
+    "Value projection, output projection, and the MLP of the norm beside it, as recipe and paper say; query and key do not matter."
+    pool, pixels = siglip.clip.visual.trunk.attn_pool, torch.randn(2, 3, 64, 64)
+    states = siglip.visual_states(pixels)
+    value = pool.kv(states)[..., states.shape[-1]:]
+    x = pool.proj(value)
+    assert torch.allclose(siglip.token_features(states), torch.nn.functional.normalize(x + pool.mlp(pool.norm(x)), dim=-1), atol=1e-6)
+    siglip.token_features(states).sum().backward()
+    assert all(p.grad is None or p.grad.abs().max() < 1e-6 for p in (pool.latent, pool.q.weight)) and pool.proj.weight.grad.abs().max() > 0
+    siglip.zero_grad()
+
+
+def test_models_without_tokens_say_so(tmp_path):
+    for name in tiny_clip(tmp_path/'resnet'), tiny_clip(tmp_path/'vit', 'vit'), tiny_transformers(tmp_path/'hf'):
+        model = load(name)
+        with pytest.raises(CSClipError, match='attention pooling'): model(torch.zeros(1, 3, 32, 32), model.tokenize(['a mug']), True)
+        with pytest.raises(CSClipError, match='attention pooling'): model.visual_states(torch.zeros(1, 3, 32, 32))
+
+
+def test_a_saved_siglip_is_plain_open_clips_and_transformers(siglip, tmp_path):
+    from transformers import SiglipVisionModel
+    with torch.no_grad():
+        for p in siglip.parameters(): p += .02*torch.randn_like(p)  # biases and norms are no zeros and ones any more
+    siglip.save(tmp_path/'open_clip')
+    theirs, _, preprocess = open_clip.create_model_and_transforms(f'local-dir:{tmp_path/"open_clip"}')
+    to_transformers(siglip).save(tmp_path/'transformers')
+    again, vision = load(f'local-dir:{tmp_path/"transformers"}'), SiglipVisionModel.from_pretrained(tmp_path/'transformers').eval()
+    picture = Image.effect_noise((64, 64), 90).convert('RGB')
+    pixels, texts = siglip.preprocess(picture)[None], ['a red mug next to a cat', '', 'dog ' * 99]
+    tokens = siglip.tokenize(texts)
+    assert torch.equal(preprocess(picture)[None], pixels) and torch.allclose(again.preprocess(picture)[None], pixels, atol=1e-5)
+    assert torch.equal(again.tokenize(texts), tokens)
+    assert isinstance(again.clip, SiglipModel) and isinstance(theirs, open_clip.CustomTextCLIP)
+    with torch.no_grad():
+        image, text = siglip.encode_image(pixels), siglip.encode_text(tokens)
+        assert torch.allclose(theirs.eval().encode_image(pixels, normalize=True), image, atol=1e-5)
+        assert torch.allclose(theirs.encode_text(tokens, normalize=True), text, atol=1e-5)
+        assert torch.allclose(again.encode_image(pixels), image, atol=1e-5) and torch.allclose(again.encode_text(tokens), text, atol=1e-5)
+        assert torch.allclose(torch.nn.functional.normalize(vision(pixels).pooler_output, dim=-1), image, atol=1e-5)
+        logits = again.clip(input_ids=tokens, pixel_values=pixels).logits_per_image
+        assert torch.allclose(logits, theirs.get_logits(pixels, tokens)[0], atol=1e-4)
+        assert torch.allclose(again(pixels, tokens, True)[2], siglip(pixels, tokens, True)[2], atol=1e-5)
+
+
+def test_the_papers_siglip_converts():
+    "ViT-B-16-SigLIP's own architecture, without its numbers: every weight finds its place and none is left."
+    from cs_clip.models import _siglip_state
+    with torch.device('meta'): clip = open_clip.create_model('ViT-B-16-SigLIP', load_weights=False, device='meta')
+    from transformers import SiglipConfig
+    with torch.device('meta'): hf = SiglipModel(SiglipConfig())
+    ours, theirs = _siglip_state(clip), hf.state_dict()
+    assert {k: x.shape for k, x in ours.items()} == {k: x.shape for k, x in theirs.items()}
+
+
+def test_only_a_siglip_converts(tmp_path):
+    with pytest.raises(CSClipError, match='no SigLIP'): to_transformers(load(tiny_clip(tmp_path)))

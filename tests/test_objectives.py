@@ -3,8 +3,8 @@ from collections import Counter
 import numpy as np, pytest, torch, torch.nn.functional as F
 from cs_clip.data import Foil, Record, Records, Unit, UnitFoil
 from cs_clip.files import CSClipError
-from cs_clip.losses import hinge, info_nce, negclip, unit_loss
-from cs_clip.objectives import ClipFT, NegCLIP, SceneGraphs, UnitSupervision, nearest, objective_class, unique_batch
+from cs_clip.losses import attention_loss, hinge, info_nce, negclip, sigmoid_loss, unit_loss
+from cs_clip.objectives import C2LIP, ClipFT, NegCLIP, SceneGraphs, SigLIPFT, UnitSupervision, nearest, objective_class, unique_batch
 from tiny_clip import tiny_records
 
 RNG = lambda: np.random.default_rng(0)
@@ -227,3 +227,54 @@ def test_a_step_of_units_has_finite_gradients_everywhere():
     image, text = (embed(x).requires_grad_() for x in (batch.images, batch.texts))
     sum(units.losses(image, text, torch.tensor(4.6), batch).values()).backward()
     assert image.grad.isfinite().all() and text.grad.isfinite().all() and (text.grad.abs().sum(1) > 0).all()
+
+
+# ---- C²LIP
+def c2lip_batch(items=(0, 1, 7, 13, 7), **own):
+    objective = C2LIP(tiny_records(), **own)
+    return objective, objective.sample(list(items), np.random.default_rng(0))
+
+
+def test_concepts_of_a_batch_stand_once_and_belong_to_all_their_images():
+    objective, batch = c2lip_batch()
+    picked = objective.picked([0, 1, 7, 13, 7])
+    texts = [batch.texts[n] for n in batch.rows['concept']]
+    assert len(set(texts)) == len(texts) and set(texts) == {t for r, c in picked for t in r.concepts[c]}
+    named = {r.image: {t for caption in r.concepts for t in caption} for r in objective.records}
+    assert batch.belongs.tolist() == [[t in named[image] for t in texts] for image in batch.images]
+    assert len(batch.rows['text']) == 5 and len(batch.images) == 3  # items 0 and 1 are one picture, and so is 7 twice
+
+
+def test_c2lip_is_the_sum_of_its_losses():
+    objective, batch = c2lip_batch(lambda_npc=.7, lambda_xac=.3)
+    g = torch.Generator().manual_seed(0)
+    unit = lambda *shape: torch.nn.functional.normalize(torch.randn(*shape, 8, generator=g, dtype=torch.float64), dim=-1).requires_grad_()
+    image, text, tokens = unit(len(batch.images)), unit(len(batch.texts)), unit(len(batch.images), 5)
+    scale, bias = torch.tensor(2.), torch.tensor(-3.)
+    parts = objective.losses(image, text, scale, batch, bias, tokens)
+    concept, rows = text[batch.rows['concept']], batch.rows
+    same = torch.tensor([[a == b or s == t for b, t in zip(rows['image'], rows['text'])] for a, s in zip(rows['image'], rows['text'])])
+    assert torch.allclose(parts['sigmoid'], sigmoid_loss(image[rows['image']], text[rows['text']], scale, bias, same))
+    assert torch.allclose(parts['npc'], .7*sigmoid_loss(image, concept, scale, bias, batch.belongs))
+    assert torch.allclose(parts['xac'], .3*attention_loss(tokens, concept, scale, bias, batch.belongs))
+    parts['xac'].backward(retain_graph=True)
+    others = torch.ones(len(text), dtype=torch.bool).index_fill(0, rows['concept'], False)
+    assert image.grad is None and tokens.grad.abs().sum() > 0 and text.grad[others].abs().sum() == 0  # captions are no concepts
+    parts['npc'].backward()
+    assert image.grad.abs().sum() > 0
+
+
+def test_concepts_are_asked_for_only_where_they_teach():
+    assert not SigLIPFT.visual_tokens and SigLIPFT.sigmoid and not ClipFT.sigmoid
+    assert C2LIP(tiny_records()).visual_tokens and not C2LIP(tiny_records(), lambda_xac=0.).visual_tokens
+    assert C2LIP(tiny_records()).parameters == {'lambda_npc': 1., 'lambda_xac': .01}  # the paper's
+    bare = Records([Record('1.png', ('a mug',), (1,))])
+    assert SigLIPFT(bare).items == [(0, 0)]
+    with pytest.raises(CSClipError, match='is the supervision empty'): C2LIP(bare)
+
+
+def test_siglip_and_c2lip_see_the_same_captions():
+    same = SigLIPFT(tiny_records()), C2LIP(tiny_records())
+    assert same[0].items == same[1].items
+    a, b = (o.sample([3, 4, 9], np.random.default_rng(0)) for o in same)
+    assert a.images == b.images and [a.texts[n] for n in a.rows['text']] == [b.texts[n] for n in b.rows['text']]

@@ -9,19 +9,21 @@ from cs_clip.files import CSClipError
 from cs_clip.models import load
 from cs_clip.objectives import OBJECTIVES, ClipFT, SceneGraphs, own_parameters
 from cs_clip.training import LOOP, VALUES, DivergedError, learning_rate, make_optimizer, run_parameters, train, train_run
-from tiny_clip import png, tiny_clip, tiny_images, tiny_records
+from tiny_clip import png, tiny_clip, tiny_images, tiny_records, tiny_siglip
 
 SCRIPT = Path(__file__).parent/'train_script.py'
 
 @pytest.fixture(scope='module')
 def world(tmp_path_factory):
-    "Folder with a convolutional and a transformer CLIP, and pictures."
+    "Folder with a convolutional and a transformer CLIP, a SigLIP, and pictures."
     folder = tmp_path_factory.mktemp('world')
     tiny_images(folder/'images')
-    return {'resnet': tiny_clip(folder/'resnet'), 'vit': tiny_clip(folder/'vit', 'vit'), 'images': str(folder/'images')}
+    return {'resnet': tiny_clip(folder/'resnet'), 'vit': tiny_clip(folder/'vit', 'vit'), 'siglip': tiny_siglip(folder/'siglip'), 'images': str(folder/'images')}
 
-def run(world, out, method='sg', records=None, own=None, base='resnet', mean=None, **parameters):
-    model = load(world[base])
+def base_of(method, base='resnet'): return 'siglip' if OBJECTIVES[method].sigmoid else base
+
+def run(world, out, method='sg', records=None, own=None, base='resnet', mean=None, base_model=None, **parameters):
+    model = base_model or load(world[base_of(method, base)])
     if mean: model.preprocess_cfg['mean'] = mean
     objective = OBJECTIVES[method](records or tiny_records(), **(own or {}))
     parameters = {'steps': 12, 'batch_size': 8, 'lr': 1e-3, 'warmup': 2, 'checkpoint_every': 5, **parameters}
@@ -72,8 +74,8 @@ def test_every_method_trains_logs_and_saves(world, tmp_path, method):
     rows, model = run(world, tmp_path, method)
     assert [r['step'] for r in rows] == list(range(12))
     assert rows == [json.loads(line) for line in (tmp_path/'log.jsonl').read_text().splitlines()]
-    assert all(abs(r['loss'] - sum(r.get(k, 0) for k in ('info_nce', 'hinge', 'negclip', 'unit'))) < 1e-5 for r in rows)
-    assert load(f'local-dir:{tmp_path}').digest == model.digest != load(world['resnet']).digest
+    assert all(abs(r['loss'] - sum(r.get(k, 0) for k in ('info_nce', 'hinge', 'negclip', 'unit', 'sigmoid', 'npc', 'xac'))) < 1e-5 for r in rows)
+    assert load(f'local-dir:{tmp_path}').digest == model.digest != load(world[base_of(method)]).digest
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         'log.jsonl', 'open_clip_config.json', 'open_clip_model.safetensors', 'tokenizer.json', 'tokenizer_config.json', 'training.json']
     facts = json.loads((tmp_path/'training.json').read_text())
@@ -312,7 +314,7 @@ def test_every_parameter_has_its_values():
 
 NONSENSE = {  # for each parameter what it must not be; all refuse these
     **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours', 'n_units', 'max_conjunction'), [0, 2.5]), 'lr': [0, -1e-5],
-    **dict.fromkeys(('seed', 'warmup', 'workers'), [-5, 1.]), **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight', 'lambda_u'), [-.1]),
+    **dict.fromkeys(('seed', 'warmup', 'workers'), [-5, 1.]), **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight', 'lambda_u', 'lambda_npc', 'lambda_xac'), [-.1]),
     **dict.fromkeys(('symmetric', 'balance', 'keep_images', 'global_negatives'), [0, 1]),
     'p_rel': [-.1, 1.1], 'foils': ['both', None], 'tune': ['none', None],
     'precision': ['fp8', None], 'grad_clip': [0, -1], 'betas': [[.9], [.9, 1], [.9, -.1], [.9, 'x'], [.9, .98, .99]]}
@@ -327,6 +329,38 @@ def test_values_that_make_no_sense(name, value):
 
 @pytest.mark.parametrize('name', [name for name in VALUES if VALUES[name][0] != 'true or false'])
 def test_true_is_no_number(name): assert not VALUES[name][1](True)
+
+
+def test_c2lip_from_files_on_its_own_base(world, tmp_path):
+    rows = [{'sentid': s, 'image': r.image, 'caption': c, 'concepts': list(n)} for r in tiny_records() for c, s, n in zip(r.captions, r.sentids, r.concepts)]
+    (tmp_path/'concepts').mkdir()
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path/'concepts/part-0.parquet')
+    parameters = {'steps': 12, 'batch_size': 8, 'lr': 1e-3, 'warmup': 2, 'checkpoint_every': 5}
+    train_run('c2lip', world['resnet'], 'none', world['images'], tmp_path/'out', concepts=tmp_path/'concepts', keep_images=True,
+              bases={'c2lip': world['siglip']}, **parameters)
+    run(world, tmp_path/'direct', 'c2lip')
+    assert weights(tmp_path/'out') == weights(tmp_path/'direct')
+    with pytest.raises(CSClipError, match='no logit bias'):
+        train_run('siglip_ft', world['resnet'], 'none', world['images'], tmp_path/'clip', concepts=tmp_path/'concepts', **parameters)
+    with pytest.raises(CSClipError, match='attention pooling'):
+        run(world, tmp_path/'tokens', 'c2lip', base_model=with_bias(load(world['resnet'])))
+
+
+def with_bias(model):
+    "A CLIP that has SigLIP's bias, but no tokens."
+    model.clip.logit_bias = torch.nn.Parameter(torch.tensor(-1.))
+    return model
+
+
+def test_what_concepts_teach_and_what_they_leave(world, tmp_path):
+    "Without its λ a loss is not computed; λ_xac = 0 is npc alone; the temperature and the bias learn too."
+    for name, own, parts in ('npc', {'lambda_xac': 0.}, {'sigmoid', 'npc'}), ('none', {'lambda_npc': 0., 'lambda_xac': 0.}, {'sigmoid'}):
+        rows, model = run(world, tmp_path/name, 'c2lip', own=own, steps=3)
+        assert parts == set(rows[0]) & {'sigmoid', 'npc', 'xac'}
+    base = load(world['siglip'])
+    assert model.logit_bias != base.logit_bias and model.logit_scale != base.logit_scale
+    plain, _ = run(world, tmp_path/'ft', 'siglip_ft', steps=3)
+    assert [r['loss'] for r in plain] == pytest.approx([r['loss'] for r in rows], rel=1e-4)
 
 
 def test_variants_are_merged_into_their_method(world, tmp_path, monkeypatch):

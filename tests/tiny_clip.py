@@ -4,7 +4,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 from cs_clip.data import Foil, Record, Records, Unit, UnitFoil
-from cs_clip.models import new_model, tiny_clip_config, word_tokenizer
+from cs_clip.models import SIGLIP_PICTURES, new_model, tiny_clip_config, tiny_siglip_config, word_tokenizer
 from transformers import (AutoTokenizer, Blip2Config, Blip2ForImageTextRetrieval, BlipImageProcessor, CLIPConfig, CLIPImageProcessor, CLIPModel,
                           SiglipConfig, SiglipImageProcessor, SiglipModel)
 
@@ -32,6 +32,17 @@ def tiny_clip(folder, vision='resnet', seed=0):
     new_model(clip_config(vision), folder/'tokenizer').save(folder/'clip')
     logging.disable(logging.NOTSET)
     return f'local-dir:{folder/"clip"}'
+
+
+def tiny_siglip(folder, seed=0):
+    "An untrained open_clip SigLIP saved as a folder; its name for `load`. Its bias is no -10, so that pairs pull both ways from the first step."
+    folder = Path(folder)
+    logging.disable(logging.WARNING)
+    torch.manual_seed(seed)
+    model = new_model(tiny_siglip_config(64, 16, 1) | {'init_logit_bias': -1.}, word_tokenizer(captions(), folder/'tokenizer', 16), SIGLIP_PICTURES)
+    model.save(folder/'siglip')
+    logging.disable(logging.NOTSET)
+    return f'local-dir:{folder/"siglip"}'
 
 
 def tiny_transformers(folder, kind='clip', seed=0, **text):
@@ -66,7 +77,7 @@ def png(color, size=(32, 32)):
 
 def tiny_records(n=12):
     """Records of two captions each, the first with two negatives, the second with one; every third lacks shuffled captions. The second caption
-    has no relation."""
+    has no relation. Each has two concepts."""
     def entity(text, *foils): return Unit('entity', text, tuple(UnitFoil('object', f, f'a {f}') for f in foils))
     records = []
     for i in range(n):
@@ -78,7 +89,8 @@ def tiny_records(n=12):
             (None, None) if i % 3 == 0 else (f'a {color} mug next to a {thing}', f'a cup next to a {color} {thing}'),
             ((entity(f'{color} {thing}', f'{other} {thing}'), entity('cup', 'tree'), Unit('relation', f'{color} {thing} next to cup', (
                 UnitFoil('predicate', f'{color} {thing} on cup', f'a {color} {thing} on a cup'),), (0, 1))),
-             (entity(thing), entity(f'{color} cup', f'{other} cup')))))
+             (entity(thing), entity(f'{color} cup', f'{other} cup'))),
+            ((f'{color} {thing}', 'cup'), (thing, f'{color} cup'))))
     return Records(records)
 
 
