@@ -13,7 +13,7 @@ __all__ = ['NOUNS', 'NOUN', 'COLOURS', 'PIXELS', 'SIZES', 'UNSAID', 'ADJECTIVES'
            'write_benchmarks', 'half_truth', 'half_truth_texts', 'half_truth_items', 'write_world_half_truths']
 
 # %% ../nbs/01_icon_world.ipynb #cae7729d
-import io, json, zipfile
+import io, json, re, zipfile
 from collections import Counter
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
@@ -850,11 +850,13 @@ def half_truth(
 
 # %% ../nbs/01_icon_world.ipynb #c5bd3d76
 def half_truth_texts(claim:Statement, wrong:Statement, style:Style) -> tuple|None: # anchor, refinement, half-truth
-    "The three texts in one style; `None` where the two relations cannot be said with as many words."
-    def text(statement, said): return f' {said} '.join(_phrase(m, style, '') for m in statement.mentions)
+    """The three texts in one style, of units as the paper writes them (C.1: 'red car', 'three dogs'); `None` where the two relations cannot be said
+    with as many words."""
+    def unit(mention): return re.sub('^an? ', '', _phrase(mention, style, ''))
+    def text(statement, said): return f' {said} '.join(map(unit, statement.mentions))
     said = style.pick(RELATIONS[claim.relation], 'relation') if claim.relation else 'and'
     ways = [said] if wrong.relation == claim.relation else [w for w in RELATIONS[wrong.relation] if len(w.split()) == len(said.split())]
-    return (_phrase(claim.mentions[0], style, ''), text(claim, said), text(wrong, style.pick(ways, 'relation'))) if ways else None
+    return (unit(claim.mentions[0]), text(claim, said), text(wrong, style.pick(ways, 'relation'))) if ways else None
 
 # %% ../nbs/01_icon_world.ipynb #058bfbe3
 def half_truth_items(
