@@ -362,12 +362,14 @@ def reading(text):
     "The statement that a text makes, read from its words alone."
     relation = next((w for w in sorted(RELATION, key=len, reverse=True) if f' {w} ' in text), None)
     if relation: parts = text.split(f' {relation} ')
-    else: parts = [p for p in re.split(r' and (?=(?:an?|two|three) )', text)]
+    else: # after a noun, for "big and red dog" is one
+        ends = [m for m in re.finditer(' and ', text) if text[:m.start()].split()[-1] in NOUNS]
+        parts = [text[:ends[0].start()], text[ends[0].end():]] if ends else [text]
     def mention(phrase):
-        first, *words = phrase.replace(' and ', ' ').split()
-        said = [SAID[w] for w in words[:-1]]
-        return iw.Mention(NOUNS[words[-1]], next((s for s in said if s in iw.COLOURS), ''), next((s for s in said if s in iw.SIZES), ''),
-                          {'two': 2, 'three': 3}.get(first, 1))
+        *described, noun = phrase.replace(' and ', ' ').split()
+        number = {'two': 2, 'three': 3}.get(described[0] if described else '', 1)
+        said = [SAID[w] for w in described[number > 1:]]
+        return iw.Mention(NOUNS[noun], next((s for s in said if s in iw.COLOURS), ''), next((s for s in said if s in iw.SIZES), ''), number)
     return iw.Statement(tuple(map(mention, parts)), RELATION.get(relation, ''))
 
 @given(st.integers(0, 100_000), st.sampled_from(list(iw.ADDED)))
