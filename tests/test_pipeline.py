@@ -1,4 +1,4 @@
-"""All seven stages, through their own notebooks, on a slice of the embedded world: what they write, and that a second run writes the same bytes."""
+"""All stages, through their own notebooks, on a slice of the embedded world: what they write, and that a second run writes the same bytes."""
 import json
 from pathlib import Path
 
@@ -16,6 +16,7 @@ RUNS = ['clip', *(f'{method}-0' for method in METHODS)]
 BENCHMARKS = ['sugar_crepe', 'vg_relation', 'vg_attribution', 'controlled', 'retrieval', 'sugar_crepe_pp', 'gqa', 'winoground', 'zero_shot',
               'half_truth']
 VARIANTS = ['text_only', 'no_foils']
+SIGLIP = ['siglip_ft-0', 'c2lip-0', 'c2lip-npc-0'] # runs on another base
 
 
 def write_slice(out):
@@ -36,26 +37,31 @@ def write_slice(out):
 def run_pipeline(data, out):
     "Every stage with the default sections, but for the slice, the folder and the size of training."
     sections = yaml.safe_load((ROOT/'params.yaml').read_text())
-    folders = {name: str(out/name) for name in ('parse', 'generate', 'units', 'train', 'results', 'variants', 'figures')}
+    folders = {name: str(out/name) for name in ('parse', 'generate', 'units', 'concepts', 'train', 'results', 'variants', 'siglip', 'figures')}
     overrides = {
         'parse': {'karpathy': str(data/'dataset_coco.json'), 'out': folders['parse'], 'shard_size': 20},
         'generate': {'graphs': folders['parse'], 'out': folders['generate'], 'report': f'{folders["results"]}/coverage.json'},
         'units': {'graphs': folders['parse'], 'out': folders['units'], 'report': f'{folders["results"]}/units_coverage.json', 'min_uses': 1},
-        'train': {'supervision': folders['generate'], 'units': folders['units'], 'out': folders['train'], 'steps': 4, 'batch_size': 8, 'warmup': 1, 'checkpoint_every': 3,
+        'concepts': {'graphs': folders['parse'], 'out': folders['concepts'], 'report': f'{folders["results"]}/concepts.json'},
+        'train': {'supervision': folders['generate'], 'units': folders['units'], 'concepts': folders['concepts'], 'out': folders['train'], 'steps': 4, 'batch_size': 8, 'warmup': 1, 'checkpoint_every': 3,
                   'methods': {'negclip': {'batch_size': 4}}},
         'evaluate': {'trained': folders['train'], 'out': folders['results'], 'sugar_crepe': str(data/'sugar_crepe'),
                      'vg_relation': str(data/'visual_genome_relation.json'), 'vg_attribution': str(data/'visual_genome_attribution.json'),
                      'karpathy': str(data/'dataset_coco.json'), 'sugar_crepe_pp': str(data/'scpp'), 'gqa_questions': str(data/'questions.json'),
                      'winoground': str(data/'examples.jsonl'), 'cache': str(out/'evaluate'), 'half_truth': str(data/'half_truth.jsonl')},
         'figures': {'results': folders['results'], 'out': folders['figures']},
-        'tables': {'results': folders['results'], 'variants': folders['variants'], 'out': f'{folders["results"]}/tables'},
+        'tables': {'results': folders['results'], 'variants': folders['variants'], 'siglip': folders['siglip'], 'out': f'{folders["results"]}/tables'},
     }
     few = {'out': folders['variants'], 'benchmarks': ['half_truth', 'sugar_crepe']}
-    given = {'train': [{'method': m, 'seed': 0} for m in METHODS] + [{'method': 'units', 'seed': 0, 'variant': v} for v in VARIANTS],
-             'evaluate': [{'run': r} for r in RUNS] + [{'run': f'units-{v}-0', **few} for v in VARIANTS]}
+    other = {'out': folders['siglip'], 'benchmarks': ['sugar_crepe', 'retrieval']}
+    given = {'train': [{'method': m, 'seed': 0} for m in METHODS] + [{'method': 'units', 'seed': 0, 'variant': v} for v in VARIANTS]
+                      + [dict(zip(('method', 'variant', 'seed'), r.split('-')), seed=0) if r.count('-') > 1 else {'method': r[:-2], 'seed': 0} for r in SIGLIP],
+             'evaluate': [{'run': r} for r in RUNS] + [{'run': f'units-{v}-0', **few} for v in VARIANTS]
+                         + [{'run': 'siglip', 'base_model': sections['train']['bases']['c2lip'], **other}, *({'run': r, **other} for r in SIGLIP)]}
+    unnamed = {*few, 'base_model'} # by a copy's name
     for stage, changed in overrides.items():
         for more in given.get(stage, [{}]):
-            kept = out/'notebooks'/f'{stage}-{"-".join(str(v) for k, v in more.items() if k not in few)}.ipynb'
+            kept = out/'notebooks'/f'{stage}-{"-".join(str(v) for k, v in more.items() if k not in unnamed)}.ipynb'
             run_stage(stage, more, {**sections[stage], **changed}, ROOT, kept)
     return out
 
@@ -83,6 +89,7 @@ def test_every_stage_leaves_whole_files_only(runs):
                 'units/part-00000.parquet', 'results/units_coverage.json',
                 *(f'results/tables/{t}.{k}' for t in ('half_truth', 'half_truth_ordering', 'units_tuning', 'units_placement', 'capabilities') for k in ('csv', 'md')),
                 *(f'variants/units-{v}-0/half_truth.json' for v in VARIANTS),
+                'concepts/part-00000.parquet', 'results/concepts.json', *(f'siglip/{r}/sugar_crepe.json' for r in ('siglip', *SIGLIP)),
                 *(f'train/{m}-0/{f}' for m in METHODS for f in ('open_clip_config.json', 'open_clip_model.safetensors', 'log.jsonl', 'training.json')),
                 *(f'results/{r}/{b}.json' for r in RUNS for b in BENCHMARKS)}
     assert expected <= set(found)
