@@ -299,17 +299,20 @@ def _engine(mlm, nli, variant, **settings):
 @call_parse
 @one_line_errors
 def cs_clip_train(
-    method:str, # clip_ft, negclip, sg or units
+    method:str, # clip_ft, negclip, sg, units, siglip_ft or c2lip
     supervision:str, # folder of Parquet that cs_clip_negatives or the generate stage wrote
     images:str, # folder of pictures or of archives of them, or one archive
     out:str, # folder for the trained model, in open_clip's format
     model:str='ViT-B-32/openai', # base model: local-dir:FOLDER, ARCHITECTURE/PRETRAINED or hf-hub:ORG/NAME
     seed:int=0, # of all draws
     units:str=None, # folder of Parquet that the units stage wrote, for the method units
+    concepts:str=None, # folder of Parquet that the concepts stage wrote, for siglip_ft and c2lip
     set:Param('parameters of the loop or the method, such as steps=1000 lr=1e-5', str, nargs='*')=None,
 ) -> int:
     "Fine-tune a dual encoder. A run that was killed goes on when started again."
-    own = dict(method=method, model=model, supervision=supervision, images=images, out=out, seed=seed, units=units)
+    own = dict(method=method, model=model, supervision=supervision, images=images, out=out, seed=seed, units=units, concepts=concepts)
+    for needed, methods in ('units', ['units']), ('concepts', ['siglip_ft', 'c2lip']):
+        if method in methods and not own[needed]: raise CSClipError(f'{method}: needs --{needed}, the folder that the {needed} stage wrote')
     settings = parse_settings(set or (), own)
     keep_images = settings.pop('keep_images', False)
     log = train_run(**own, keep_images=keep_images, methods={method: settings})  # as the method's own: what only another has is refused

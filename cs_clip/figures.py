@@ -658,11 +658,13 @@ def figure_half_truths(
 _NOT_COMPOSITION = ('half_truth', 'retrieval', 'retrieval_flickr', 'zero_shot')
 
 def _run_points(results):
-    "A row a run: half-truth accuracy and composition, in percent."
-    whole = results[(results.subset == 'all') & (results.metric == 'avg')]
-    half = whole[whole.benchmark == 'half_truth'].set_index(['method', 'run'])['value']
-    others = whole[~whole.benchmark.isin(_NOT_COMPOSITION)].groupby(['method', 'run'])['value'].mean()
-    return pd.DataFrame({'half_truth': half, 'composition': others}).dropna()*100
+    "A row a run: half-truth accuracy and, over the benchmarks that every run has, mean accuracy of choosing a text for a picture; in percent."
+    paired = results.benchmark.isin(results[(results.subset == 'i2t') & results.benchmark.isin(('winoground', 'colorswap'))].benchmark) # avg is Group's
+    chosen = results[(paired & (results.subset == 'i2t') & (results.metric == 'accuracy'))
+                     | (~paired & (results.subset == 'all') & (results.metric == 'avg'))]
+    table = chosen.pivot_table(index=['method', 'run'], columns='benchmark', values='value').dropna(axis=1)
+    if 'half_truth' not in table: return pd.DataFrame(columns=['half_truth', 'composition'])
+    return pd.DataFrame({'half_truth': table['half_truth'], 'composition': table.drop(columns=list(_NOT_COMPOSITION), errors='ignore').mean(axis=1)}).dropna()*100
 
 def figure_composition(
     results:pd.DataFrame, # of `load_results`
@@ -693,7 +695,7 @@ def figure_composition(
                      [(x, y, 9) for x, y in zip(printed['all'], printed['composition'])])
         left.set_title(f'{world} · {seeds_said(results)} · measured', loc='left', weight='bold')
         right.set_title('COCO (Qwen) · published', loc='left', weight='bold', color=GREY)
-        left.set_ylabel('Composition, mean (%)')
+        left.set_ylabel('Composition, mean I2T (%)')
         for ax, said in ((left, f'mean of {len(sets)}: {", ".join(sets)}'), (right, 'mean of 16 benchmarks')):
             ax.set_xlabel('Half-truth accuracy (%)\n' + textwrap.shorten(said, 62, placeholder=' …'))
             ax.grid(color='#ececec', lw=.5)

@@ -183,9 +183,9 @@ VARIANTS = { # the name in `halftruth_variants.csv`
     'lambda_u': Variants('Table 3 of the unit paper: weight of the unit loss',
                          {'units-lambda_low': 'λ_u a fifth', 'units': 'λ_u', 'units-lambda_high': 'λ_u half as much again'}),
     'signals': Variants('Table 4 of the unit paper: global negatives (G), units (U), foils (F)',
-                        {'clip_ft': 'none (CLIP-FT)', 'units-no_units': 'G', 'units-no_foils': 'G U', 'units-no_global': 'U F', 'units': 'G U F'}),
+                        {'clip_ft': 'none (CLIP-FT, its own rate)', 'units-no_units': 'G', 'units-no_foils': 'G U', 'units-no_global': 'U F', 'units': 'G U F'}),
     'placement': Variants('Table 5 of the unit paper: where the foils stand',
-                          {'negclip': 'nowhere (NegCLIP)', 'units-sentence_entity': 'in sentences, of entities', 'units-sentence': 'in sentences', 'units': 'beside units'})}
+                          {'units-no_units': 'nowhere (G)', 'units-sentence_entity': 'in sentences, of entities', 'units-sentence': 'in sentences', 'units': 'beside units'})}
 _MEASURED = [Column('all', 'Half-truths', 'half_truth', 'all', 'avg', 'all'), Column('entity', 'Entity', 'half_truth', 'entity', 'accuracy', 'entity'),
              Column('relation', 'Relation', 'half_truth', 'relation', 'accuracy', 'relation'),
              Column('ordering', 'Ordering', 'half_truth', 'all', 'correct_ordering'), Column('sugar_crepe', 'SugarCrepe', 'sugar_crepe', 'all', 'avg'),
@@ -210,7 +210,8 @@ def variant_table(
         csv.append({'method': run, 'variant': label, 'world': world, **{c.key: mine[c.key].value.round(4) if c.key in mine else None for c in _MEASURED},
                     **{f'{c.key}_published': printed[c.key].value if c.key in printed else None for c in _PRINTED}})
     heads = ['Variant', *[f'{c.title}<br>measured' for c in _MEASURED], *[f'{c.title}<br>published' for c in _PRINTED]]
-    about = 'Half-truth accuracy (all, entity and relation additions), correct ordering, SugarCrepe and recall@1 (%); 16 sets: the paper\'s mean over its benchmarks.'
+    about = ("Half-truth accuracy (all, entity and relation additions), correct ordering, SugarCrepe and recall@1 (%); 16 sets: the paper's mean over its "
+             'benchmarks. `units` and its variants share one learning rate; another method may have its own.')
     text = f'### {table.title}\n\n**measured: {world}, one seed · published: COCO (Qwen)**\n\n{_pipes(heads, rows)}\n\n{about} –: no number.\n'
     return pd.DataFrame(csv), text
 

@@ -50,7 +50,7 @@ def run_pipeline(data, out):
                      'karpathy': str(data/'dataset_coco.json'), 'sugar_crepe_pp': str(data/'scpp'), 'gqa_questions': str(data/'questions.json'),
                      'winoground': str(data/'examples.jsonl'), 'cache': str(out/'evaluate'), 'half_truth': str(data/'half_truth.jsonl')},
         'figures': {'results': folders['results'], 'out': folders['figures']},
-        'tables': {'results': folders['results'], 'variants': folders['variants'], 'siglip': folders['siglip'], 'out': f'{folders["results"]}/tables'},
+        'tables': {'results': folders['results'], 'variants': folders['variants'], 'out': f'{folders["results"]}/tables'},
     }
     few = {'out': folders['variants'], 'benchmarks': ['half_truth', 'sugar_crepe']}
     other = {'out': folders['siglip'], 'benchmarks': ['sugar_crepe', 'retrieval']}
