@@ -671,7 +671,7 @@ def headline(result:dict) -> str: # of `evaluate`
     if result['incomplete']: said += f' INCOMPLETE ({"; ".join(result["incomplete"])})'
     lines = [said, *result.get('definition', [])]
     for name, s in result['subsets'].items():
-        beside = [f'{k.replace("_", " ")} {s[k]:.1%}' for k in ('tot', 'chance', 'blind', 'same_bag') if k in s]
+        beside = [f'{k.replace("_", " ")} {s[k]:.1%}' for k in ('tot', 'correct_ordering', 'chance', 'blind', 'blind_ordering', 'shortest_first', 'same_bag') if k in s]
         lines.append(f'  {name}: {s["accuracy"]:.1%}, {s["n"]} of {s["expected"]}, ties {s["ties"]}' + ''.join(f', {b}' for b in beside))
     return '\n'.join(lines)
 

@@ -139,7 +139,8 @@ def _step(wrapped, optimizer, objective, accelerator, batch, pixels, tokens, pre
     accelerator.backward(loss)
     norm = accelerator.clip_grad_norm_(wrapped.parameters(), grad_clip or math.inf)
     optimizer.step()
-    with torch.no_grad(): model.logit_scale.clamp_(0, math.log(100))  # CLIP's bound on the temperature
+    if not objective.sigmoid:  # CLIP's bound on the temperature; a SigLIP's begins above it
+        with torch.no_grad(): model.logit_scale.clamp_(0, math.log(100))
     return {'loss': loss.item(), **{k: v.item() for k, v in parts.items()}, 'grad_norm': norm.item()}
 
 # %% ../nbs/11_training.ipynb #3942582a
@@ -170,6 +171,8 @@ def train(
     method = next(k for k, v in OBJECTIVES.items() if v is type(objective))
     settings = {'method': method, **objective.parameters, 'seed': seed, 'steps': steps, 'batch_size': batch_size, 'lr': lr,
         'weight_decay': weight_decay, 'betas': list(betas), 'warmup': warmup, 'precision': precision, 'grad_clip': grad_clip, 'tune': tune}
+    if not isinstance(model, DualEncoder):
+        raise CSClipError(f'{method}: the base model is in transformers\' form, which is for evaluation; expected an open_clip model, such as "ViT-B-32/openai"')
     if objective.sigmoid and model.logit_bias is None:
         raise CSClipError(f'{method}: the base model has no logit bias; a sigmoid loss needs a SigLIP, such as "ViT-B-16-SigLIP/webli"')
     images = [r.image for r in objective.records]

@@ -168,7 +168,7 @@ def relation_fault(
     return entity_fault(s, fs, [o]) if s != fs else entity_fault(o, fo, [s])
 
 def _symmetric(predicate):
-    "Is it true both ways round, also after a verb with an ending: 'sits next to'? Not after a participle: 'filled with'."
+    "Is it true both ways round, also after a verb: 'sits next to', 'standing beside'? Not 'filled with', whose verb is passive."
     verb, _, rest = predicate.partition(' ')
     return symmetric(predicate) or symmetric(rest) and _finite(verb)
 

@@ -9,7 +9,7 @@ from cs_clip.files import CSClipError
 from cs_clip.models import load
 from cs_clip.objectives import OBJECTIVES, ClipFT, SceneGraphs, own_parameters
 from cs_clip.training import LOOP, VALUES, DivergedError, learning_rate, make_optimizer, run_parameters, train, train_run
-from tiny_clip import png, tiny_clip, tiny_images, tiny_records, tiny_siglip
+from tiny_clip import png, tiny_clip, tiny_images, tiny_records, tiny_siglip, tiny_transformers
 
 SCRIPT = Path(__file__).parent/'train_script.py'
 
@@ -361,6 +361,19 @@ def test_what_concepts_teach_and_what_they_leave(world, tmp_path):
     assert model.logit_bias != base.logit_bias and model.logit_scale != base.logit_scale
     plain, _ = run(world, tmp_path/'ft', 'siglip_ft', steps=3)
     assert [r['loss'] for r in plain] == pytest.approx([r['loss'] for r in rows], rel=1e-4)
+
+
+def test_a_siglip_keeps_a_scale_above_clips_bound(world, tmp_path):
+    base = load(world['siglip'])
+    with torch.no_grad(): base.logit_scale.fill_(4.77) # as ViT-B-16-SigLIP's
+    rows, model = run(world, tmp_path, 'siglip_ft', base_model=base, steps=2, lr=1e-6)
+    assert model.logit_scale.item() == pytest.approx(4.77, abs=1e-3)
+
+
+def test_a_model_in_transformers_form_is_not_trained(world, tmp_path):
+    base = load(tiny_transformers(tmp_path/'base'))
+    with pytest.raises(CSClipError, match='transformers. form.*expected an open_clip model'): run(world, tmp_path/'out', 'clip_ft', base_model=base)
+    assert not (tmp_path/'out').exists()
 
 
 def test_variants_are_merged_into_their_method(world, tmp_path, monkeypatch):
