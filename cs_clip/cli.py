@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from open_clip import get_model_config
 from open_clip.pretrained import get_pretrained_cfg
 
-from .benchmarks import read_benchmark
+from .benchmarks import PATHS, read_benchmark
 from .data import CaptionRows, ImageStore, read_karpathy
 from .evaluation import BlindReader, Embedder, evaluate, headline, result_file
 from .files import CSClipError, local_folder, local_path, project_root, read_json, read_shard, shard_paths, write_text
@@ -324,8 +324,8 @@ def cs_clip_train(
 @one_line_errors
 def cs_clip_evaluate(
     model:str, # local-dir:FOLDER, ARCHITECTURE/PRETRAINED, ARCHITECTURE/FILE such as ViT-B-32-quickgelu/negclip.pt, or hf-hub:ORG/NAME
-    benchmark:str, # one of BENCHMARKS: sugar_crepe, vg_relation, winoground, half_truth, retrieval, ...; an unknown name lists them
-    out:str, # folder of results: the score goes to OUT/RUN/BENCHMARK.json
+    benchmark:Param('sugar_crepe, vg_relation, winoground, half_truth, retrieval, ...; an unknown name lists them', str, required=True)=None,
+    out:str='results', # folder of results: the score goes to OUT/RUN/BENCHMARK.json
     paths:Param('where it lies, such as sugar_crepe=FOLDER images=val2017.zip; what is missing is said', str, nargs='*')=None,
     world:Param('whose pictures and texts, such as IconWorld or COCO: figures and tables take the results of one world', str, required=True)=None,
     run:str='clip', # what the model is called there: METHOD-SEED, or the method alone
@@ -339,7 +339,10 @@ def cs_clip_evaluate(
     "Score a dual encoder on a benchmark; beside the score stand chance and what a reader without pictures reaches."
     checked_device(device)
     if mlm != 'none': _checked_text_model(mlm, 'mlm')
-    items = read_benchmark(benchmark, **{k: str(v) for k, v in parse_settings(paths or (), ['name']).items()})  # a folder may be called 2017
+    given = {k: str(v) for k, v in parse_settings(paths or (), ['name']).items()}  # a folder may be called 2017
+    if unknown := sorted(given.keys() - set().union(*PATHS.values())):
+        raise CSClipError(f'--paths: unknown {", ".join(unknown)}; expected {", ".join(PATHS.get(benchmark, ()))}')
+    items = read_benchmark(benchmark, **given)
     embedder = Embedder(load(model, device), batch_size, cache=cache and Path(cache)/'embeddings', matching=matching)
     blind = None if mlm == 'none' else BlindReader(str(local_folder(mlm) or mlm), device, cache=cache and Path(cache)/'blind')
     result = evaluate(embedder, items, missing=missing, blind=blind)

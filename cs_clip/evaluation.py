@@ -748,6 +748,12 @@ def overlap(
             'items': items, 'examples': sorted(by_content or by_id)[:5]}
 
 # %% ../nbs/13_evaluation.ipynb #bc1a5150
+def _identity(result, world):
+    "What may not differ between two results under one name, in words."
+    of = result.get('provenance', {})
+    return {'model': of.get('model'), 'world': world, 'data': of.get('data'), 'head': of.get('head'), 'preprocessing': of.get('preprocessing'),
+            '`missing`': of.get('parameters', {}).get('missing')}
+
 def result_file(
     folder:str|Path, # results
     result:dict, # of `evaluate`
@@ -756,12 +762,15 @@ def result_file(
     replace:bool=False, # the run was trained anew: its old result goes
 ) -> Path: # folder/run/benchmark.json
     """Write a result with its run, method, seed (`null` for a model not trained here) and world, whole or not at all. Raises `CSClipError`
-    where the run's name holds another model's result."""
+    where the run's name holds a result of something else: another model, world, other data; or one with a blind reader, which this lacks."""
     if run in ('', '..') or run != Path(run).name: raise CSClipError(f'run {run!r}: expected a plain name, which becomes a folder in {folder}')
     method, _, seed = run.rpartition('-')
     if not (method and seed.isdigit()): method, seed = run, None
     path = Path(folder)/run/f'{result["benchmark"]}.json'
-    if path.exists() and not replace and read_json(path).get('provenance', {}).get('model') != result['provenance']['model']:
-        raise CSClipError(f'{path}: holds the result of another model; give this run another name, or delete the file')
+    if path.exists() and not replace:
+        old, new = read_json(path), _identity(result, world)
+        other = [k for k, v in _identity(old, old.get('world')).items() if v != new[k]]
+        if old.get('provenance', {}).get('blind') and not result['provenance'].get('blind'): other.append('blind reader')
+        if other: raise CSClipError(f'{path}: holds the result of another {other[0]}; give this run another name, or delete the file')
     write_json(path, {**result, 'run': run, 'method': method.split('-')[0], 'seed': seed and int(seed), 'world': world})
     return path

@@ -176,6 +176,7 @@ def train(
     if objective.sigmoid and model.logit_bias is None:
         raise CSClipError(f'{method}: the base model has no logit bias; a sigmoid loss needs a SigLIP, such as "ViT-B-16-SigLIP/webli"')
     images = [r.image for r in objective.records]
+    if '' in images: raise CSClipError('the supervision has captions that name no picture; give each its "image" in JSON lines or Parquet, or a Karpathy file')
     if missing := [name for name in images if name not in pixels.store]:
         raise CSClipError(f'{pixels.store.root}: {len(missing)} of {len(images)} images are missing, first {missing[0]}')
     facts = {'rules': RULES, 'parameters': settings, 'base_model': model.digest, 'preprocess': digest(model.preprocess_cfg),

@@ -67,12 +67,12 @@ def made(small, scripts):
         return done.stdout
     train = ('cs_clip_train', 'sg', 'made/supervision', WORLD, 'made/model', '--model', 'local-dir:data/models/clip',
              '--set', 'steps=2', 'batch_size=4')
-    evaluate = 'cs_clip_evaluate', 'local-dir:made/model', 'sugar_crepe', 'made/scores', '--world', 'IconWorld', '--run', 'sg-mine-0', '--paths'
+    evaluate = 'cs_clip_evaluate', 'local-dir:made/model', '--benchmark', 'sugar_crepe', '--out', 'made/scores', '--world', 'IconWorld', '--run', 'sg-mine-0', '--paths'
     return small, {
         'negatives': ended('cs_clip_negatives', f'{WORLD}/dataset_coco.json', '--out', 'made/supervision', '--mlm', MLM, '--nli', NLI),
         'train': ended(*train), 'train again': ended(*train),
         'evaluate': ended(*evaluate, f'sugar_crepe={WORLD}/sugar_crepe', f'images={WORLD}/test.zip', '--cache', 'made/cache'),
-        'half-truths': ended('cs_clip_evaluate', 'local-dir:data/models/clip', 'half_truth', 'made/scores', '--world', 'IconWorld', '--paths',
+        'half-truths': ended('cs_clip_evaluate', 'local-dir:data/models/clip', '--benchmark', 'half_truth', '--out', 'made/scores', '--world', 'IconWorld', '--paths',
                              f'half_truth={WORLD}/half_truth.jsonl', f'images_root={WORLD}')}
 
 # ---- end to end
@@ -117,9 +117,10 @@ def test_evaluate_without_a_blind_reader(made, monkeypatch, capsys):
     given = dict(benchmark='winoground', out='made/alone', world='IconWorld', run='mine',
                  paths=[f'winoground={WORLD}/winoground/examples.jsonl', f'winoground_images={WORLD}/winoground/images.zip'])
     for matching in (False, True):
+        given['run'] = 'matching' if matching else 'embedding' # one name holds no two heads
         assert cs_clip_evaluate(model='local-dir:made/model', mlm='none', matching=matching, **given) == 0
         assert 'blind' not in (said := capsys.readouterr().out) and 'group' in said
-        assert json.loads(Path('made/alone/mine/winoground.json').read_text())['provenance']['head'] == ('matching' if matching else 'embedding')
+        assert json.loads(Path(f'made/alone/{given["run"]}/winoground.json').read_text())['provenance']['head'] == given['run']
     assert cs_clip_evaluate(model='local-dir:made/model', mlm='data/models/nowhere', **given) == 1
     assert 'data/models/nowhere: no folder' in capsys.readouterr().err
 
@@ -146,7 +147,7 @@ def test_preflight_of_what_is_there(project, capsys, monkeypatch):
 def test_bad_input_ends_the_process_with_1(tmp_path, scripts):
     done = scripts(tmp_path, 'cs_clip_train', 'sg', 'supervision', 'images', 'out', '--set', 'seed=1')
     assert (done.returncode, done.stdout) == (1, '') and done.stderr.count('\n') == 1 and done.stderr.startswith('error: ')
-    done = scripts(tmp_path, 'cs_clip_evaluate', 'local-dir:model', 'sugar_crepe', 'scores')
+    done = scripts(tmp_path, 'cs_clip_evaluate', 'local-dir:model', '--benchmark', 'sugar_crepe')
     assert done.returncode == 2 and 'the following arguments are required: --world' in done.stderr
 
 
@@ -285,6 +286,7 @@ BAD = [
     (cs_clip_train, {'set': ['keep_images=true'], 'supervision': 'torn'}, 'torn/part-00000.parquet: no readable Parquet file'),
     (cs_clip_evaluate, {'device': 'gpu'}, 'device "gpu": this machine has none'),
     (cs_clip_evaluate, {'benchmark': 'sugarcrepe'}, 'unknown benchmark'), (cs_clip_evaluate, {}, 'needs sugar_crepe, images'),
+    (cs_clip_evaluate, {'paths': ['sugarcrepe=x']}, '--paths: unknown sugarcrepe; expected sugar_crepe, images'),
     (cs_clip_evaluate, {'paths': ['name=x']}, 'name has an argument'), (cs_clip_evaluate, {'paths': ['images=1', 'images=2']}, 'images: given twice'),
     (cs_clip_evaluate, {'paths': ['sugar_crepe=2017', 'images=2017']}, '2017/replace_obj.json: not found'),
     (cs_clip_preflight, {'profile': 'nobody'}, 'there are icon_world, paper_sg')]

@@ -507,6 +507,20 @@ def test_a_result_never_replaces_another_models(model, images, tmp_path):
     assert read_json(result_file(tmp_path, theirs, 'sg-0', 'toy', replace=True))['provenance']['model'] == other.digest
 
 
+@pytest.mark.parametrize('change, said', [
+    (dict(world='Mars'), 'world'), (dict(data='0'), 'data'), (dict(head='other'), 'head'), (dict(missing='skip'), '`missing`'), (dict(blind=None), 'blind reader')])
+def test_a_result_never_replaces_one_of_something_else(model, images, tmp_path, change, said):
+    result = evaluate(model, benchmark(images))
+    result['provenance']['blind'] = 'abc'
+    before = result_file(tmp_path, result, 'sg-0', 'toy').read_bytes()
+    changed = json.loads(json.dumps(result))
+    if 'missing' in change: changed['provenance']['parameters']['missing'] = 'skip'
+    changed['provenance'] |= {k: v for k, v in change.items() if k not in ('world', 'missing')}
+    with pytest.raises(CSClipError, match=f'another {said};'): result_file(tmp_path, changed, 'sg-0', change.get('world', 'toy'))
+    assert (tmp_path/'sg-0/toy.json').read_bytes() == before
+    result_file(tmp_path, result, 'sg-0', 'toy') # the same again is no other
+
+
 # A model of several vectors a picture, and one that sees both at once -------------------------------------------------------------------
 
 @pytest.fixture(scope='module')

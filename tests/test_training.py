@@ -1,10 +1,10 @@
-import json, math, os, re, shutil, signal, subprocess, sys, time
+import dataclasses, json, math, os, re, shutil, signal, subprocess, sys, time
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq, pytest, torch
 from hypothesis import given, strategies as st
 from safetensors.torch import load_file
 from cs_clip import training
-from cs_clip.data import ImageStore, Pixels, batch_indices
+from cs_clip.data import ImageStore, Pixels, Records, batch_indices
 from cs_clip.files import CSClipError
 from cs_clip.models import load
 from cs_clip.objectives import OBJECTIVES, ClipFT, SceneGraphs, own_parameters
@@ -361,6 +361,12 @@ def test_what_concepts_teach_and_what_they_leave(world, tmp_path):
     assert model.logit_bias != base.logit_bias and model.logit_scale != base.logit_scale
     plain, _ = run(world, tmp_path/'ft', 'siglip_ft', steps=3)
     assert [r['loss'] for r in plain] == pytest.approx([r['loss'] for r in rows], rel=1e-4)
+
+
+def test_captions_without_pictures_are_not_trained_on(world, tmp_path):
+    records = Records(dataclasses.replace(r, image='') for r in tiny_records())
+    with pytest.raises(CSClipError, match='captions that name no picture'): run(world, tmp_path/'out', 'clip_ft', records)
+    assert not (tmp_path/'out').exists()
 
 
 def test_a_siglip_keeps_a_scale_above_clips_bound(world, tmp_path):
