@@ -18,6 +18,7 @@ from PIL import Image
 from .data import ImageStore, read_karpathy
 from .files import CSClipError, digest, field, read_json, read_json_lines
 from .lexicon import same_meaning
+from .units import ADDED, read_half_truths
 
 # %% ../nbs/12_benchmarks.ipynb #4f6f638b
 class Choice(NamedTuple):
@@ -269,7 +270,7 @@ def controlled(
 # %% ../nbs/12_benchmarks.ipynb #e8a73b6b
 def _similar(a, b): return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
 
-def _near_duplicate(word, gold):
+def _like_answer(word, gold):
     "Too like the answer, as its plural is."
     return (word in gold or gold in word) and abs(len(word) - len(gold)) <= 2 or _similar(word, gold) > .85
 
@@ -294,7 +295,7 @@ def _gqa_item(qid, item, graphs, seed, where) -> Choice|str: # or why there is n
     pool, rng = _candidates(graphs[image]['objects'], pointed, f'{question} {full}'.lower(), gold.lower()), random.Random(digest(seed, qid))
     for word in rng.sample(pool, len(pool)):
         wrong = full[:start] + (word.capitalize() if full[start].isupper() else word) + full[end:]
-        if _near_duplicate(word.lower(), gold.lower()) or _similar(full, wrong) > .9: continue
+        if _like_answer(word.lower(), gold.lower()) or _similar(full, wrong) > .9: continue
         return Choice(qid, 'gqa', image if Path(image).suffix else f'{image}.jpg', (f'{question} {full}', f'{question} {wrong}'))
     return 'no replacement'
 
@@ -474,8 +475,6 @@ def retrieval(
     return Benchmark(name, choices, Path(images), {'i2t': pictures, 't2i': sum(len(r.captions) for r in records)}, 'retrieval', records.skipped)
 
 # %% ../nbs/12_benchmarks.ipynb #d80508d9
-from .units import ADDED, read_half_truths
-
 def half_truth(
     path:str|Path, # JSON lines, see `read_half_truths`
     images:str|Path, # the root that the rows' pictures start from

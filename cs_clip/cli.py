@@ -311,8 +311,6 @@ def cs_clip_train(
 ) -> int:
     "Fine-tune a dual encoder. A run that was killed goes on when started again."
     own = dict(method=method, model=model, supervision=supervision, images=images, out=out, seed=seed, units=units, concepts=concepts)
-    for needed, methods in ('units', ['units']), ('concepts', ['siglip_ft', 'c2lip']):
-        if method in methods and not own[needed]: raise CSClipError(f'{method}: needs --{needed}, the folder that the {needed} stage wrote')
     settings = parse_settings(set or (), own)
     keep_images = settings.pop('keep_images', False)
     log = train_run(**own, keep_images=keep_images, methods={method: settings})  # as the method's own: what only another has is refused

@@ -22,6 +22,7 @@ from .data import ImageStore, Records
 from .files import CSClipError, atomic_write, digest, read_json, write_json
 from .generation import MLMPropose
 from .models import DualEncoder, _end_positions, _project, _text_tower
+from .units import ADDED, HalfTruth, half_truth_scores, shortest_first
 
 # %% ../nbs/13_evaluation.ipynb #5e5a5a78
 def _ahead(
@@ -599,8 +600,6 @@ def _scale(embedder):
 def _pictures(choice): return [(choice.image, choice.box), *((name, None) for name in choice.others)]
 
 # %% ../nbs/13_evaluation.ipynb #c7ac78ef
-from .units import ADDED, HalfTruth, half_truth_scores, shortest_first
-
 def _score_half_truths(embedder, benchmark, choices, kept, images, seed, blind):
     "The result of half-truths: subsets are the additions and the changes; `correct_ordering` beside each accuracy, `shortest_first` below both."
     s = _own_scores(embedder, benchmark.images, [(c.image, c.box) for c in choices], images, [[*c.texts] for c in choices]).double()
@@ -609,7 +608,7 @@ def _score_half_truths(embedder, benchmark, choices, kept, images, seed, blind):
     items = [HalfTruth(c.image, *c.texts, ADDED[c.subset], c.subset, c.group) for c in choices]
     scored, baseline = half_truth_scores(items, s.tolist()), half_truth_scores(items, shortest_first(items))
     said = blind and half_truth_scores(items, blind([t for c in choices for t in c.texts]).reshape(-1, 3))
-    expected = Counter({change: n for change, n in benchmark.expected.items()})
+    expected = Counter(benchmark.expected)
     for change, n in benchmark.expected.items(): expected[ADDED[change]] += n
     names, pictures = [i.addition for i in items] + [i.change for i in items], [c.image for c in choices]*2
     both = {k: _summary(np.tile(m, 2), names, pictures, dataclasses.replace(benchmark, expected=expected), seed) for k, m in found.items()}

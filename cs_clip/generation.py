@@ -191,8 +191,9 @@ def _alone(g, o):
     said = [*(r for r in g.relations if g.objects[r.subject] == o), *(a for a in g.attributes if g.objects[a.object] == o and a.start > o.end)]
     before = [m[1].lower() for x in said if (m := re.search(r'(\w+)\W+$', g.caption[:x.start]))]
     after = re.match(r'\s+(?:that\s+|which\s+|who\s+)?(\w+)', g.caption[o.end:])
-    agreeing = [after[1] if after else '', *(re.match(r'\w*', x.text)[0] for x in said)]
-    return any(w in ('is', 'was', 'has', 'does') for w in before) or any(w.lower() in _HAVE[:1] or 'VBZ' in forms(w, 'verb') for w in agreeing)
+    following = after[1].lower() if after else ''
+    return (any(w in ('is', 'was', 'has', 'does') for w in (following, *before))
+            or any('VBZ' in forms(w, 'verb') for w in (following, *(re.match(r'\w*', x.text)[0] for x in said))))
 
 def _add_attribute_slot(g, a):
     "Beside a colour another colour, beside a size a colour: 'tiny and big' would contradict itself."

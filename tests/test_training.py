@@ -363,6 +363,11 @@ def test_what_concepts_teach_and_what_they_leave(world, tmp_path):
     assert [r['loss'] for r in plain] == pytest.approx([r['loss'] for r in rows], rel=1e-4)
 
 
+@pytest.mark.parametrize('method, needed', [('units', 'units'), ('siglip_ft', 'concepts'), ('c2lip', 'concepts')])
+def test_a_method_names_the_folder_that_it_lacks(tmp_path, method, needed):
+    with pytest.raises(CSClipError, match=f'{method}: needs {needed}, the folder'): train_run(method, 'local-dir:none', 'none', 'none', tmp_path/'out')
+
+
 def test_captions_without_pictures_are_not_trained_on(world, tmp_path):
     records = Records(dataclasses.replace(r, image='') for r in tiny_records())
     with pytest.raises(CSClipError, match='captions that name no picture'): run(world, tmp_path/'out', 'clip_ft', records)
