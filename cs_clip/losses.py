@@ -90,10 +90,14 @@ def unit_loss(
     return total/len(unit)
 
 # %% ../nbs/08_losses.ipynb #4446763c
-def _pairs(logits, positive):
+def _fits(shape, **masks):
+    for name, mask in masks.items():
+        if mask is not None and mask.shape != shape: raise CSClipError(f'{name}: shape {tuple(mask.shape)}, expected {tuple(shape)}, a pair an entry')
+
+def _pairs(logits, positive, unknown):
     "Sum of −log σ(y z) over the pairs of a matrix, or of a part of its columns."
-    if positive.shape != logits.shape: raise CSClipError(f'positive: shape {tuple(positive.shape)}, expected {tuple(logits.shape)}, a pair an entry')
-    return -F.logsigmoid(torch.where(positive, logits, -logits)).sum()
+    costs = -F.logsigmoid(torch.where(positive, logits, -logits))
+    return (costs if unknown is None else costs.masked_fill(unknown & ~positive, 0)).sum()
 
 def sigmoid_loss(
     image:torch.Tensor, # [M, D]
@@ -101,10 +105,13 @@ def sigmoid_loss(
     logit_scale:torch.Tensor, # scalar, log t
     logit_bias:torch.Tensor, # scalar, b
     positive:torch.Tensor, # [M, N] bool: pairs that belong together (y = +1); all others do not (y = −1)
+    unknown:torch.Tensor|None=None, # [M, N] bool: of these others, pairs that may belong together after all and are left out
 ) -> torch.Tensor: # scalar
     """−(1/N) Σ_mn log σ(y_mn(t⟨v_m, c_n⟩ + b)). With as many captions as images it is L_sig (Zhai et al. 2023); with the concepts of all images
     L_npc (C²LIP, section 3), which has several positives a row. Raises `CSClipError` for a mask of another shape."""
-    return _pairs(_logits(image, text, logit_scale) + logit_bias, positive)/len(text)
+    logits = _logits(image, text, logit_scale) + logit_bias
+    _fits(logits.shape, positive=positive, unknown=unknown)
+    return _pairs(logits, positive, unknown)/len(text)
 
 # %% ../nbs/08_losses.ipynb #dd973cb8
 def attend(
@@ -114,11 +121,11 @@ def attend(
     "How much each concept looks at each token of each picture: a_mnl = softmax_l⟨c_n, x_ml⟩ (C²LIP, section 3; no temperature)."
     return torch.einsum('mld,nd->mnl', tokens, concept).softmax(-1)
 
-def _attended(tokens, concept, logit_scale, logit_bias, positive):
+def _attended(tokens, concept, logit_scale, logit_bias, positive, unknown):
     "L_xac's sum over a chunk of concepts. ⟨normalise(Σ a x), c⟩ is taken without normalising every vector."
     pooled = attend(tokens, concept) @ tokens
     cosine = torch.einsum('mnd,nd->mn', pooled, concept)/pooled.norm(dim=-1).clamp(min=1e-12)
-    return _pairs(logit_scale.exp()*cosine + logit_bias, positive)
+    return _pairs(logit_scale.exp()*cosine + logit_bias, positive, unknown)
 
 def attention_loss(
     tokens:torch.Tensor, # [M, L, D] features of visual tokens, of length 1
@@ -127,10 +134,11 @@ def attention_loss(
     logit_bias:torch.Tensor, # scalar, b
     positive:torch.Tensor, # [M, N] bool: concepts that belong to images
     chunk:int=64, # concepts at a time: memory grows with M·chunk·D
+    unknown:torch.Tensor|None=None, # [M, N] bool: as of `sigmoid_loss`
 ) -> torch.Tensor: # scalar
     """L_xac = −(1/N) Σ_mn log σ(y_mn(t⟨v̂_mn, c_n⟩ + b)), v̂_mn = normalise(Σ_l a_mnl x_ml): each concept against what it attends to in each picture
     (C²LIP, section 3). Raises `CSClipError` for a mask of another shape."""
-    if positive.shape != (len(tokens), len(concept)):
-        raise CSClipError(f'positive: shape {tuple(positive.shape)}, expected ({len(tokens)}, {len(concept)}), a pair an entry')
-    parts = zip(concept.split(chunk), positive.split(chunk, 1))
-    return sum(checkpoint(_attended, tokens, c, logit_scale, logit_bias, p, use_reentrant=False) for c, p in parts)/len(concept)
+    _fits((len(tokens), len(concept)), positive=positive, unknown=unknown)
+    columns = [None if mask is None else mask[:, i:i + chunk] for i in range(0, len(concept), chunk) for mask in (positive, unknown)]
+    parts = zip(concept.split(chunk), columns[::2], columns[1::2])
+    return sum(checkpoint(_attended, tokens, c, logit_scale, logit_bias, *masks, use_reentrant=False) for c, *masks in parts)/len(concept)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FOILS', 'OBJECTIVES', 'Batch', 'unique_batch', 'Objective', 'own_parameters', 'ClipFT', 'SceneGraphs', 'nearest',
-           'NegCLIP', 'UnitSupervision', 'SigLIPFT', 'C2LIP', 'objective_class']
+           'NegCLIP', 'implied', 'UnitSupervision', 'SigLIPFT', 'C2LIP', 'objective_class']
 
 # %% ../nbs/10_objectives.ipynb #3a14917f
 import dataclasses, inspect
@@ -24,7 +24,8 @@ class Batch:
     texts:list[str] # unique
     rows:dict[str, torch.Tensor] # role -> [B] rows of `images` ("image") or of `texts` (all other roles); -1 where an item has no such text
     belongs:torch.Tensor|None=None # [images, N] bool: which of N concepts, the rows of the role "concept", belong to which image
-    said:torch.Tensor|None=None # [N, B, B] bool: in each of N slots, whether the picture of item i is known to show what item j's unit names
+    said:torch.Tensor|None=None # bool: whether a picture is known to show what a text names. Units: [N, B, B], of item i and item j's unit in each of N slots;
+    # concepts: [images, N]
 
     def same_image(self) -> torch.Tensor:
         "[B, B] bool: items that show one image."
@@ -168,13 +169,20 @@ class NegCLIP(Objective):
         image, caption, shuffled = image[batch.rows['image']], text[batch.rows['text']], text[batch.rows['shuffled']]
         return {'negclip': negclip(image, caption, shuffled, logit_scale, batch.rows['shuffled'] >= 0, batch.same_image())}
 
+# %% ../nbs/10_objectives.ipynb #a3c1f0d2
+def implied(
+    phrases, # noun phrases without determiners, in lower case
+) -> set[str]:
+    "Noun phrases and what is left of them without their first words: a picture of a big red mug shows a red mug and a mug."
+    return {' '.join(words[k:]) for words in map(str.split, phrases) for k in range(len(words))}
+
 # %% ../nbs/10_objectives.ipynb #ebb97582
 FOILS = ('unit', 'sentence', 'none')
 
 def _said(record):
-    "What a picture is known to show: its units, and its entities without their first words (a big red mug is a red mug and a mug)."
-    entities = [u.text.lower().split() for units in record.units for u in units if u.kind == 'entity']
-    return {u.text.lower() for units in record.units for u in units} | {' '.join(words[k:]) for words in entities for k in range(len(words))}
+    "What a picture is known to show: its units, and what its entities imply."
+    units = [u for units in record.units for u in units]
+    return {u.text.lower() for u in units} | implied(u.text.lower() for u in units if u.kind == 'entity')
 
 class UnitSupervision(Objective):
     "CS-CLIP by units: L_global (Eq. 8) + λ_u L_unit (section 4.2)."
@@ -195,9 +203,9 @@ class UnitSupervision(Objective):
     def make_items(self, records): # (record, caption)
         return [(r, c) for r, record in enumerate(records) for c in range(len(record.units))]
 
-    def draw(self, units, rng) -> list: # `n_units` times (unit, foil, caption with the foil's edit, the unit's parts), each `None` where there is none
-        "What a step takes from a caption's units, the same whichever of it is used."
-        left, drawn = [(u, f) for u in units for f in u.foils or (None,)], []
+    def draw(self, units, rng, said=frozenset()) -> list: # `n_units` times (unit, foil, caption with the foil's edit, the unit's parts), each `None` where there is none
+        "What a step takes from a caption's units, the same whichever of it is used. A foil that is among what is `said` of the picture is none."
+        left, drawn = [(u, f) for u in units for f in [f for f in u.foils if f.text.lower() not in said] or (None,)], []
         for _ in range(self.n_units):
             pair = self._one(left, rng)
             if pair: left.remove(pair)
@@ -222,12 +230,13 @@ class UnitSupervision(Objective):
 
     def sample(self, items, rng):
         picked = [(self.records[r], c) for r, c in (self.items[i] for i in items)]
-        drawn = [self.draw(r.units[c], rng) for r, c in picked]
+        said = [self.said[self.items[i][0]] for i in items]
+        drawn = [self.draw(r.units[c], rng, known) for (r, c), known in zip(picked, said)]
         used = {'unit': self.lambda_u > 0, 'foil': self.lambda_u > 0 and self.foils == 'unit', 'sentence': self.foils == 'sentence'}
         roles = {f'{role} {k}': [texts[k][n] for texts in drawn] for n, role in enumerate(used) if used[role] for k in range(self.n_units)}
         if self.global_negatives: roles['shuffled'] = [r.shuffled[c] for r, c in picked]
         batch = unique_batch([r.image for r, _ in picked], text=[r.captions[c] for r, c in picked], **roles)
-        if used['unit']: batch.said = self._said_by_others([self.said[self.items[i][0]] for i in items], drawn)
+        if used['unit']: batch.said = self._said_by_others(said, drawn)
         return batch
 
     def _said_by_others(self, said, drawn):
@@ -288,12 +297,15 @@ class C2LIP(SigLIPFT):
         batch = unique_batch([r.image for r, _ in picked], text=[r.captions[c] for r, c in picked], concept=concepts)
         named = {r.image: set().union(*r.concepts) for r, _ in picked}
         batch.belongs = torch.tensor([[text in named[image] for text in concepts] for image in batch.images])
+        more = {image: implied(texts) for image, texts in named.items()}
+        batch.said = torch.tensor([[text in more[image] for text in concepts] for image in batch.images])
         return batch
 
     def losses(self, image, text, logit_scale, batch, logit_bias, visual_tokens=None):
-        parts, concept, belongs = super().losses(image, text, logit_scale, batch, logit_bias), text[batch.rows['concept']], batch.belongs.to(image.device)
-        if self.lambda_npc: parts['npc'] = self.lambda_npc*sigmoid_loss(image, concept, logit_scale, logit_bias, belongs)
-        if self.lambda_xac: parts['xac'] = self.lambda_xac*attention_loss(visual_tokens, concept, logit_scale, logit_bias, belongs)
+        parts = super().losses(image, text, logit_scale, batch, logit_bias)
+        given, unknown = (text[batch.rows['concept']], logit_scale, logit_bias, batch.belongs.to(image.device)), batch.said.to(image.device)
+        if self.lambda_npc: parts['npc'] = self.lambda_npc*sigmoid_loss(image, *given, unknown=unknown)
+        if self.lambda_xac: parts['xac'] = self.lambda_xac*attention_loss(visual_tokens, *given, unknown=unknown)
         return parts
 
 # %% ../nbs/10_objectives.ipynb #7da6f775

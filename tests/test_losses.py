@@ -199,6 +199,17 @@ def test_concept_losses_are_the_loops(concepts):
     for chunk in 1, 4, 64: assert abs(attention_loss(tokens, concept, scale, b, BELONGS, chunk).item() - expected) < 1e-6
 
 
+def test_unknown_pairs_cost_nothing_and_positives_stay(concepts):
+    tokens, image, concept = concepts
+    scale, b = torch.tensor(T, dtype=torch.float64), torch.tensor(BIAS, dtype=torch.float64)
+    for unknown in torch.rand(4, *BELONGS.shape, generator=torch.Generator().manual_seed(0)) < .4:
+        for name, given in ('image', image), ('tokens', tokens):
+            loss = sigmoid_loss if name == 'image' else attention_loss
+            one = lambda m, n: loss(given[m:m + 1], concept[n:n + 1], scale, b, BELONGS[m:m + 1, n:n + 1]).item()
+            expected = sum(one(m, n) for m in range(len(given)) for n in range(N) if BELONGS[m, n] or not unknown[m, n])/N
+            assert abs(loss(given, concept, scale, b, BELONGS, unknown=unknown).item() - expected) < 1e-6
+
+
 def test_what_comes_twice_is_a_positive(concepts):
     "Concept 4 is concept 1 again. As a negative it pulls the image away from its own concept; as a positive it pulls as the first does."
     _, image, concept = concepts

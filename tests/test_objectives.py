@@ -273,6 +273,28 @@ def test_concepts_are_asked_for_only_where_they_teach():
     with pytest.raises(CSClipError, match='is the supervision empty'): C2LIP(bare)
 
 
+def test_what_a_caption_implies_is_no_negative():
+    "'big red mug' names a red mug and a mug: pairs that other images' concepts make with its image are left out, in both losses."
+    records = Records([Record('0.png', ('a big red mug',), (0,), concepts=(('big red mug',),)), Record('1.png', ('a mug and a cat',), (1,), concepts=(('mug', 'cat'),))])
+    objective = C2LIP(records)
+    batch, g = objective.sample([0, 1], RNG()), torch.Generator().manual_seed(0)
+    named = [batch.texts[i] for i in batch.rows['concept']]
+    text, image, tokens = (torch.nn.functional.normalize(torch.randn(*s, 4, generator=g), dim=-1) for s in ((len(batch.texts),), (2,), (2, 3)))
+    text.requires_grad_()
+    for part in 'npc', 'xac':
+        parts = objective.losses(image[:1].repeat(2, 1)*torch.tensor([[1.], [0.]]), text, torch.tensor(1.), batch, torch.tensor(-1.), tokens*torch.tensor([1., 0.])[:, None, None])
+        pulls = torch.autograd.grad(parts[part], text)[0][batch.rows['concept']]
+        assert not pulls[named.index('mug')].any() and pulls[named.index('cat')].any()  # from image 0, the only one that is not zero
+
+
+def test_a_foil_that_another_caption_says_is_not_drawn():
+    records = unit_records()
+    assert {f for _, f, *_ in drawn(UnitSupervision(records))} >= {'not mug'}
+    known = {'not mug', 'cat swap mug'}
+    found = {f for d in range(200) for _, f, *_ in UnitSupervision(records).draw(records[0].units[0], np.random.default_rng(d), known)}
+    assert not any(f and (f.startswith('not mug') or f == 'cat swap mug') for f in found) and any(found)
+
+
 def test_siglip_and_c2lip_see_the_same_captions():
     same = SigLIPFT(tiny_records()), C2LIP(tiny_records())
     assert same[0].items == same[1].items
