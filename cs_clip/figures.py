@@ -7,7 +7,7 @@ __all__ = ['METHODS', 'SIGLIPS', 'PUBLISHED_AS', 'RC', 'GREY', 'RIGHT', 'WRONG',
            'ADDITIONS', 'load_results', 'Method', 'look', 'methods_in', 'seeds_said', 'seeds_wanted', 'incomplete',
            'save_figure', 'label_points', 'figure1', 'load_examples', 'Pair', 'choose_pairs', 'edited_words', 'figure2',
            'figure4', 'figure_changes', 'load_groups', 'figure_relations', 'figure_half_truths', 'figure_composition',
-           'caption_attention', 'figure_attention']
+           'caption_attention', 'Looked', 'attend_to', 'choose_captions', 'siglip_runs', 'figure_attention']
 
 # %% ../nbs/15_figures.ipynb #f5df8bf6
 import difflib, functools, itertools, math, textwrap
@@ -21,7 +21,9 @@ from matplotlib.figure import Figure
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from .benchmarks import crop
 from .files import CSClipError, atomic_write, field, read_json
+from .lexicon import SIZES
 from .losses import attend
+from .parsing import SceneGraphParser
 from .published import published
 
 # %% ../nbs/15_figures.ipynb #52529065
@@ -92,9 +94,9 @@ def look(method:str) -> Method:
 
 # %% ../nbs/15_figures.ipynb #d8fc5446
 def methods_in(results:pd.DataFrame) -> list[str]:
-    "The measured methods, in the order of `METHODS`, others after them."
-    there = set(results['method'])
-    return [m for m in METHODS if m in there] + sorted(there - set(METHODS))
+    "The measured methods, in the order of `SIGLIPS` and `METHODS`, others after them: on either base its own model comes first."
+    there, known = set(results['method']), [*SIGLIPS, *METHODS]
+    return [m for m in known if m in there] + sorted(there - set(known))
 
 def seeds_said(results:pd.DataFrame) -> str:
     "How many seeds the trained methods have: '3 seeds', or '2–3 seeds' where they differ."
@@ -111,13 +113,14 @@ def seeds_wanted(results:pd.DataFrame) -> int:
 def incomplete(
     results:pd.DataFrame, # all of them: how many seeds to expect shows only over all benchmarks
     benchmarks:list[str], # whose gaps to name
+    methods=tuple(METHODS), # that should be there
 ) -> list[str]:
     "A sentence for all that is missing: benchmarks and methods without results, seeds that other results have, items not found."
     notes, wanted = [], seeds_wanted(results)
     for benchmark in benchmarks:
         part = results[results['benchmark'] == benchmark]
         if part.empty: notes.append(f'{benchmark}: not measured at all'); continue
-        lacking = [look(m).label for m in dict.fromkeys([*METHODS, *methods_in(results)]) if m not in set(part['method'])]
+        lacking = [look(m).label for m in dict.fromkeys([*methods, *methods_in(results)]) if m not in set(part['method'])]
         if lacking: notes.append(f'{benchmark}: not measured for {", ".join(lacking)}')
         counts = part.dropna(subset='seed').groupby('method')['seed'].nunique()
         notes += [f'{benchmark}: {look(m).label} has {k} of {wanted} seeds' for m, k in counts.items() if k < wanted]
@@ -703,8 +706,6 @@ def figure_composition(
     return fig
 
 # %% ../nbs/15_figures.ipynb #c36a1175
-_CHANGE = LinearSegmentedColormap.from_list('change', ['#8e44ad', 'white', '#27ae60']) # less, the same, more
-
 def caption_attention(
     model, # with visual tokens: a SigLIP
     picture, # PIL image
@@ -718,32 +719,99 @@ def caption_attention(
     if side*side != len(a): raise CSClipError(f'caption_attention: {len(a)} visual tokens; expected a square of them')
     return a.reshape(side, side)
 
-def figure_attention(
+# %% ../nbs/15_figures.ipynb #c36a1176
+class Looked(NamedTuple):
+    "A picture, a caption, and how much the caption looks at each visual token, by model; the first model is the base."
+    picture: object # PIL image
+    caption: str
+    attention: dict[str, np.ndarray] # of `caption_attention`
+
+def attend_to(
+    models:dict, # name -> model with visual tokens; the base first
     picture, # PIL image
     caption:str,
-    attention:dict[str, np.ndarray], # name -> what `caption_attention` gives; the first is the base
-) -> Figure: # 1.6 inches a picture wide
-    """The change of attention against the base, over the picture (C²LIP, Figure 2): the picture, then each model but the base, all on one scale. Raises
-    `CSClipError` for maps of different sizes and where there is nothing beside the base."""
-    (base, before), *others = attention.items()
+) -> Looked:
+    "One caption's attention in every model. Raises `CSClipError` for a model without visual tokens."
+    return Looked(picture, caption, {name: caption_attention(model, picture, caption) for name, model in models.items()})
+
+# %% ../nbs/15_figures.ipynb #c36a1178
+def choose_captions(
+    records, # of `read_karpathy`
+    n:int=3, # pictures
+) -> list[tuple[str, str]]: # (image, caption)
+    """The first pictures with a caption of two things, each with another noun and an attribute of its own that is no size; no noun comes twice. What each
+    thing is and how it looks must then be found in the picture."""
+    parser, chosen, shown = SceneGraphParser(), [], set()
+    for record in records:
+        for g in parser.parse(record.captions):
+            nouns = {o.text.lower() for o in g.objects}
+            looks = {(a.object, a.text.lower()) for a in g.attributes if a.text.lower() not in SIZES}
+            two = len(g.objects) == len(nouns) == len({i for i, _ in looks}) == len({a for _, a in looks}) == len(looks) == 2
+            if two and not nouns & shown:
+                chosen.append((record.image, g.caption))
+                shown |= nouns
+                break
+        if len(chosen) == n: break
+    return chosen
+
+def siglip_runs(
+    base:str, # the model that they were trained from, as `load` takes it
+    folder:str|Path, # of runs
+    seed:int=0,
+) -> dict[str, str]: # method -> model to load; `siglip`, the base, is the first
+    "Every method's run of one seed that was trained from a SigLIP; variants, which have no look of their own, are left out."
+    there = {m: Path(folder)/f'{m}-{seed}' for m in [*SIGLIPS, *METHODS]}
+    return {'siglip': base, **{m: f'local-dir:{run}' for m, run in there.items() if run.is_dir()}}
+
+# %% ../nbs/15_figures.ipynb #c36a117a
+_CHANGE = LinearSegmentedColormap.from_list('change', ['#8e44ad', 'white', '#27ae60']) # less, the same, more
+
+def _attention_changes(shown):
+    "The base, and for each picture: name -> change of the attention, in even shares of it."
+    if len(same := {tuple(s.attention) for s in shown}) != 1: raise CSClipError(f'figure 2: pictures with other models each: {sorted(same)}')
+    base, *others = same.pop()
     if not others: raise CSClipError(f'figure 2: only {base}; give a trained model beside it')
-    if sizes := {name: a.shape for name, a in others if a.shape != before.shape}:
-        raise CSClipError(f'figure 2: {base} has {before.shape} tokens, but {sizes}; take models of one image tower')
-    changes = {name: (a - before)*before.size for name, a in others} # in even shares of the attention
-    most = max(float(np.abs(c).max()) for c in changes.values()) or 1.
-    said = textwrap.wrap(f'“{caption}”', 24*(len(changes) + 1))
+    sizes = {a.shape for s in shown for a in s.attention.values()}
+    if len(sizes) > 1: raise CSClipError(f'figure 2: {" and ".join(map(str, sorted(sizes)))} tokens; take models of one image tower')
+    return base, [{m: (s.attention[m] - s.attention[base])*s.attention[base].size for m in others} for s in shown]
+
+def figure_attention(
+    shown:list[Looked],
+    world:str, # as it is called on the figure's face
+    seed:int|None=None, # of the trained models
+    said:str='', # how the pictures were chosen
+    notes=(), # what is missing
+) -> Figure: # 6.9 inches wide
+    """The change of attention against the base, over the picture (C²LIP, Figure 2): a row a picture, a column a model but the base, all on one scale. Raises
+    `CSClipError` for maps of different sizes and where there is nothing beside the base."""
+    base, changes = _attention_changes(shown)
+    most = max(float(np.abs(c).max()) for row in changes for c in row.values()) or 1.
+    columns = ['', *changes[0]]
+    width = min(1.5, 6.7/len(columns) - .06)
+    said = textwrap.wrap(f'Less attention (violet) or more (green) to a visual token than in {look(base).label}, in even shares: 1 is what each token would '
+                         f'get if all were alike. One scale for all. {said} The paper shows other pictures and no values.'.replace('  ', ' '), 82)
+    lines = [textwrap.wrap(f'“{s.caption}”', 110) for s in shown]
+    tops = .57 + np.cumsum([0, *(width + .14*len(l) + .12 for l in lines)])
     with _style():
-        height = 1.75 + .14*len(said) + .5
-        fig = _figure(max(1.6*(len(changes) + 1) + .1, 3.3), height)
-        for k, name in enumerate(['picture', *changes]):
-            ax = _axes(fig, .1 + 1.6*k, .25 + .14*len(said), 1.5, 1.5)
-            ax.imshow(picture, extent=(0, 1, 0, 1), aspect='auto')
-            if name in changes:
-                shade = ax.imshow(changes[name], extent=(0, 1, 0, 1), aspect='auto', cmap=_CHANGE, vmin=-most, vmax=most, alpha=.65, interpolation='nearest')
-            ax.set_title(name if name == 'picture' else f'{look(name).label} − {look(base).label}', fontsize=7, loc='left')
-            ax.set(xticks=[], yticks=[])
-        fig.text(.1/fig.get_figwidth(), 1 - .05/height, '\n'.join(said), fontsize=7.5, va='top', style='italic')
-        bar = fig.colorbar(shade, cax=_axes(fig, .25, height - .38, 1.2, .08), orientation='horizontal', ticks=[-most, 0, most])
-        bar.ax.set_xticklabels([f'−{most:.2g}', '0', f'+{most:.2g}'], fontsize=6.5)
-        fig.text(1.7/fig.get_figwidth(), .34/height, 'less (violet), more (green);\n1 is a token\'s even share', fontsize=6.5, color=GREY, va='center')
+        height = tops[-1] + max(.13*len(said), .4) + .1 + _notes_height(notes)
+        fig = _figure(6.9, height)
+        trained = 'measured' if seed is None else f'seed {seed} · measured'
+        fig.text(.1/6.9, 1 - .17/height, f'{world} · {trained}' + ' †'*bool(notes), weight='bold', fontsize=8)
+        for k, name in enumerate(columns):
+            left = .1 + (width + .06)*k
+            if name: fig.text((left + width/2)/6.9, 1 - .41/height, textwrap.fill(look(name).label, 12 if width < 1 else 40), color=look(name).color,
+                              fontsize=7, ha='center', va='center')
+            for top, s, row, own in zip(tops, shown, changes, lines):
+                ax = _axes(fig, left, top + .14*len(own), width, width, xticks=[], yticks=[])
+                ax.spines[:].set(visible=True, color='#c8c8c8')
+                if not name: ax.imshow(s.picture, extent=(0, 1, 0, 1), aspect='auto'); continue
+                shade = ax.imshow(row[name], extent=(0, 1, 0, 1), aspect='auto', cmap=_CHANGE, vmin=-most, vmax=most, interpolation='nearest')
+                # the picture as a shadow, without colours of its own: green and violet are the change's
+                shadow = np.asarray(s.picture.convert('L'))/255
+                ax.imshow(np.stack([*[np.zeros_like(shadow)]*3, .6*(1 - shadow)], -1), extent=(0, 1, 0, 1), aspect='auto')
+        for top, own in zip(tops, lines): fig.text(.1/6.9, 1 - (top - .02)/height, '\n'.join(own), fontsize=7.5, va='top', style='italic')
+        bar = fig.colorbar(shade, cax=_axes(fig, .25, tops[-1] + .05, 1.4, .09), orientation='horizontal', ticks=[-most, 0, most])
+        bar.ax.set_xticklabels([f'−{most:.2g}', '0', f'+{most:.2g}'], fontsize=7)
+        fig.text(1.95/6.9, 1 - tops[-1]/height, '\n'.join(said), fontsize=7, color=GREY, va='top', linespacing=1.3)
+        _notes(fig, notes)
     return fig
