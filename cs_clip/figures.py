@@ -847,7 +847,7 @@ def attend_to(
     return Looked(picture, caption, {name: caption_attention(model, picture, caption) for name, model in models.items()})
 
 # %% ../nbs/15_figures.ipynb #c36a1178
-CAPTION_RULE = 'Shown: the first pictures with a caption of two things, each of another look that is no size; no noun comes twice.'
+CAPTION_RULE = 'Shown: the first pictures with a caption of two things that differ in noun and in attribute, sizes aside; no noun comes twice.'
 
 def choose_captions(
     records, # of `read_karpathy`
