@@ -86,7 +86,7 @@ METHODS = {'clip': Method('CLIP', '#000000', 'o'), 'clip_ft': Method('CLIP-FT', 
 SIGLIPS = {'siglip': Method('SigLIP', '#000000', 'o'), 'siglip_ft': Method('SigLIP-FT', '#56B4E9', 's'),  # on another base: in tables of their own
            'c2lip-npc': Method('+ npc', '#CC79A7', '^'), 'c2lip': Method('+ npc + xac', '#882255', 'D')}
 PUBLISHED_AS = {'CLIP': 'clip', 'NegCLIP': 'negclip', 'CS-CLIP': 'sg', 'CS-CLIP (units)': 'units', 'Original SigLIP ViT-B/16': 'siglip',
-                '+ fine-tuned on CC3M': 'siglip_ft', '+ npc': 'c2lip-npc', '+ xac (full)': 'c2lip'}  # what the papers' tables call a method that we measure
+                '+ fine-tuned on CC3M': 'siglip_ft', '+ npc': 'c2lip-npc', '+ xac (full)': 'c2lip'}  # what the papers call a method that we measure
 
 def _weight(method): return 'bold' if method == 'sg' else 'normal'  # the paper's own
 
@@ -525,10 +525,10 @@ def figure_changes(
     world:str, # as it is called on the figure's face
     base_model:str='clip', # the method that others are compared with
 ) -> Figure: # 6.9 inches wide
-    """Accuracy by subset of every benchmark, as the difference to the base model, a heat map (CS-CLIP by units, Figures 9 and 10). Raises `CSClipError`
-    without a base model or another."""
+    """Accuracy by subset of every benchmark, as the difference to the base model, a heat map (CS-CLIP by units, Figures 9 and 10). Raises
+    `CSClipError` without a base model or another."""
     cells, base = _changed(results, base_model)
-    if not cells: raise CSClipError(f'figure of changes: no accuracy of {base_model} and of another method on one benchmark; run the evaluate stage for both')
+    if not cells: raise CSClipError(f'figure of changes: no accuracy of {base_model} and another method on one benchmark; run the evaluate stage')
     methods = [m for m in methods_in(results) if m != base_model]
     groups = {b: [k for k in cells if k[0] == b] for b in dict.fromkeys(k[0] for k in cells)}
     notes, step, gap = incomplete(results, list(groups), [base_model, *methods]), .17, .07
@@ -542,7 +542,8 @@ def figure_changes(
         fig.text(.1/6.9, 1 - .17/fig.get_figheight(), f'{world} · {seeds_said(results)} · measured' + ' †'*bool(notes), weight='bold', fontsize=8)
         ax.text(3.05, -.08, f'{look(base_model).label} (%)', ha='right', fontsize=7)
         for i, m in enumerate(methods):
-            ax.text(3.2 + width*(i + .5), -.08, textwrap.fill(look(m).label, 12 if width > .6 else 8), ha='center', fontsize=7, color=look(m).color, weight=_weight(m))
+            ax.text(3.2 + width*(i + .5), -.08, textwrap.fill(look(m).label, 12 if width > .6 else 8), ha='center', fontsize=7, color=look(m).color,
+                    weight=_weight(m))
         y = 0
         for benchmark, keys in groups.items():
             ax.text(.1, y + step*.72, BENCHMARK_TITLES[benchmark], weight='bold', fontsize=7.5)
@@ -560,8 +561,8 @@ def figure_changes(
                             weight='bold' if sure else 'normal', color='white' if np.dot(color[:3], (.3, .6, .1)) < .5 else 'black')
                 y += step
             y += gap
-        said = ('Accuracy less the base model\'s, in points, mean over seeds. Blue: better, orange: worse; bold: by more than twice the seeds\' spread.\n'
-                'CS-CLIP by units draws this of its own models and prints no values.')
+        said = ('Accuracy less the base model\'s, in points, mean over seeds. Blue: better, orange: worse; bold: by more than twice the seeds\' '
+                'spread.\nCS-CLIP by units draws this of its own models and prints no values.')
         fig.text(.1/6.9, (.12 + _notes_height(notes))/fig.get_figheight(), said, fontsize=7, color=GREY)
         _notes(fig, notes)
     return fig
@@ -638,7 +639,8 @@ def figure_relations(
 ADDITIONS = {'all': 'All', 'entity': 'Entity', 'relation': 'Relation', 'object': '+Obj', 'attribute': '+Attr', 'predicate': 'Ant', 'swap': 'Swap'}
 
 def _grouped_bars(ax, part, methods, groups, metric, average, known):
-    "`groups`: subset -> title; a bar a method, the mean over seeds, each seed a dot; published values hollow (`known`: method x subset). `average`: `all`'s metric."
+    """`groups`: subset -> title; a bar a method, the mean over seeds, each seed a dot; published values hollow (`known`: method x subset). `average`:
+    the metric of `all`."""
     width = .8/len(methods)
     for (g, subset), (i, method) in itertools.product(enumerate(groups), enumerate(methods)):
         x, m = g + (i - (len(methods) - 1)/2)*width, look(method)
@@ -663,8 +665,8 @@ def _grouped_key(fig, methods, printed, lines):
     handles = [Line2D([], [], ls='', marker='s', color=look(m).color, label=look(m).label) for m in methods]
     handles += [Line2D([], [], ls='', marker='D', ms=4, mfc='white', mec=GREY, label=printed)]
     for row, own in enumerate((handles, [Line2D([], [], label=name, **kw) for name, kw in lines.items()])):
-        fig.legend(handles=own, loc='upper left', ncols=len(own), frameon=False, fontsize=7, handletextpad=.5 if row else .2, handlelength=1.8 if row else 1,
-                   columnspacing=1, borderpad=.2, bbox_to_anchor=(0, 1 - (.03 + .17*row)/fig.get_figheight()))
+        fig.legend(handles=own, loc='upper left', ncols=len(own), frameon=False, fontsize=7, handletextpad=.5 if row else .2,
+                   handlelength=1.8 if row else 1, columnspacing=1, borderpad=.2, bbox_to_anchor=(0, 1 - (.03 + .17*row)/fig.get_figheight()))
 
 _LINES = {'chance': dict(color='black', lw=.7, ls=(0, (3, 2))), 'blind reader (a language model, captions alone)': dict(color=GREY, lw=1.5),
           'fewest words first': dict(color=GREY, lw=1.5, ls=(0, (1, 1)))}
@@ -682,7 +684,8 @@ def figure_half_truths(
         fig = _figure(6.9, 4.65 + _notes_height(notes))
         known = published('halftruth_coco_qwen').replace({'method': PUBLISHED_AS}).set_index('method')
         chance, *without = _LINES.values()
-        panels = ((.72, 'accuracy', 'avg', '', 50, 'Half-truth accuracy (%)'), (2.77, 'correct_ordering', 'correct_ordering', 'ordering_', 100/6, 'Correct ordering (%)'))
+        panels = ((.72, 'accuracy', 'avg', '', 50, 'Half-truth accuracy (%)'),
+                  (2.77, 'correct_ordering', 'correct_ordering', 'ordering_', 100/6, 'Correct ordering (%)'))
         for top, metric, average, prefix, by_chance, title in panels: # chance: of two texts, of the orders of three
             ax = _axes(fig, .6, top, 6.15, 1.55, ylim=(0, 100))
             own = known.filter(regex=f'^{prefix}').rename(columns=lambda c: c.removeprefix(prefix))
@@ -700,7 +703,7 @@ _NOT_COMPOSITION = ('half_truth', 'retrieval', 'retrieval_flickr', 'zero_shot')
 _PAIRED = ('winoground', 'colorswap') # their average is Group's
 
 def _run_scores(results):
-    "A row a run, a column a benchmark that every run has: accuracy of choosing a text for a picture, in percent; and the columns that are of composition."
+    "A row a run, a column a benchmark that every run has: accuracy of choosing a text for a picture, percent; and which columns are of composition."
     paired = results.benchmark.isin(_PAIRED)
     chosen = results[(paired & (results.subset == 'i2t') & (results.metric == 'accuracy'))
                      | (~paired & (results.subset == 'all') & (results.metric == 'avg'))]
@@ -769,7 +772,8 @@ def figure_benchmarks(
     `CSClipError` without CLIP or another method."""
     table, sets = _run_scores(results)
     methods = [m for m in methods_in(table.reset_index()) if m != 'clip']
-    if not sets or not methods or 'clip' not in table.index: raise CSClipError('figure 6: no benchmark of clip and of another method; run the evaluate stage')
+    if not sets or not methods or 'clip' not in table.index:
+        raise CSClipError('figure 6: no benchmark of clip and another method; run the evaluate stage')
     table['mean'] = table[sets].mean(axis=1)
     change = table - table.loc['clip'].iloc[0]
     titles = {'mean': f'Mean of composition ({len(sets)})', **{b: _title(b) for b in [*sets, *(b for b in _NOT_COMPOSITION if b in table)]}}
@@ -786,7 +790,7 @@ def figure_benchmarks(
                 ax.scatter(printed[m] - printed['clip'], _BAR*(i + .5), s=16, marker='D', facecolor='white', edgecolor=GREY, lw=.8, zorder=5)
         ax.axvline(0, color='black', lw=.7, zorder=3)
         ax.spines['left'].set_visible(False)
-        ax.axhline(high/len(rows)*(1 + len(sets)) - .05, color='#c8c8c8', lw=.5, xmin=-.33, clip_on=False)
+        if len(rows) > 1 + len(sets): ax.axhline(high/len(rows)*(1 + len(sets)) - .05, color='#c8c8c8', lw=.5, xmin=-.33, clip_on=False)
         ax.set_xlabel('Difference to CLIP (points)' + ' †'*bool(notes))
         fig.text(.1/6.9, 1 - .17/fig.get_figheight(), f'{world} · {seeds_said(results)} · measured', weight='bold', fontsize=8)
         _bars_key(fig, methods, **{'published: mean of 16': Line2D([], [], ls='', marker='D', ms=4, mfc='white', mec=GREY)})
@@ -799,7 +803,7 @@ def figure_kinds(
     results:pd.DataFrame, # of `load_results`: the runs on a SigLIP
     world:str, # as it is called on the figure's face
 ) -> Figure: # 6.9 inches wide
-    "SugarCrepe by kind for a SigLIP and what C²LIP makes of it (C²LIP, Table 5), published values beside ours. Raises `CSClipError` when nothing was measured."
+    "SugarCrepe by kind for a SigLIP and what C²LIP makes of it (its Table 5), published values beside ours. Raises `CSClipError` without results."
     part = results[(results.benchmark == 'sugar_crepe') & results.method.isin(SIGLIPS)]
     if part.empty: raise CSClipError('figure of kinds: no results on sugar_crepe of a SigLIP; run the evaluate stage for it')
     methods, notes = methods_in(part), incomplete(part, ['sugar_crepe'], SIGLIPS)
@@ -853,8 +857,8 @@ def choose_captions(
     records, # of `read_karpathy`
     n:int=3, # pictures
 ) -> list[tuple[str, str]]: # (image, caption)
-    """The first pictures with a caption of two things, each with another noun and one attribute of its own that is no size; no noun comes twice (`CAPTION_RULE`).
-    What each thing is and how it looks must then be found in the picture."""
+    """The first pictures with a caption of two things, each with another noun and one attribute of its own that is no size; no noun comes twice
+    (`CAPTION_RULE`). What each thing is and how it looks must then be found in the picture."""
     parser, chosen, shown = SceneGraphParser(), [], set()
     for record in records:
         for g in parser.parse(record.captions):
@@ -896,14 +900,14 @@ def figure_attention(
     said:str='', # how the pictures were chosen
     notes=(), # what is missing
 ) -> Figure: # 6.9 inches wide
-    """The change of attention against the base, over the picture (C²LIP, Figure 2): a row a picture, a column a model but the base, all on one scale. Raises
-    `CSClipError` for maps of different sizes and where there is nothing beside the base."""
+    """The change of attention against the base, over the picture (C²LIP, Figure 2): a row a picture, a column a model but the base, all on one scale.
+    Raises `CSClipError` for maps of different sizes and where there is nothing beside the base."""
     base, changes = _attention_changes(shown)
     most = max(float(np.abs(c).max()) for row in changes for c in row.values()) or 1.
     columns = ['', *changes[0]]
     width = min(1.5, 6.7/len(columns) - .06)
-    said = textwrap.wrap(f'Less attention (violet) or more (green) to a visual token than in {look(base).label}, in even shares: 1 is what each token would '
-                         f'get if all were alike. One scale for all. {said} The paper shows other pictures and no values.'.replace('  ', ' '), 82)
+    said = textwrap.wrap(f'Less attention (violet) or more (green) to a visual token than in {look(base).label}, in even shares: 1 is what each '
+                         f'token would get if all were alike. One scale for all. The paper shows other pictures, no values. {said}', 82)
     lines = [textwrap.wrap(f'“{s.caption}”', 110) for s in shown]
     tops = .57 + np.cumsum([0, *(width + .14*len(l) + .12 for l in lines)])
     with _style():
