@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'SIGLIPS', 'PUBLISHED_AS', 'RC', 'GREY', 'RIGHT', 'WRONG', 'ELEMENTS', 'KINDS', 'BENCHMARK_TITLES', 'SHOWN',
-           'ADDITIONS', 'load_results', 'Method', 'look', 'methods_in', 'seeds_said', 'seeds_wanted', 'incomplete',
-           'save_figure', 'label_points', 'figure1', 'load_examples', 'Pair', 'choose_pairs', 'edited_words', 'figure2',
-           'figure4', 'figure_changes', 'load_groups', 'figure_relations', 'figure_half_truths', 'figure_composition',
-           'caption_attention', 'figure_attention']
+           'ADDITIONS', 'CAPTION_RULE', 'load_results', 'Method', 'look', 'methods_in', 'seeds_said', 'seeds_wanted',
+           'incomplete', 'save_figure', 'label_points', 'figure1', 'load_examples', 'Pair', 'choose_pairs',
+           'edited_words', 'figure2', 'figure4', 'figure_changes', 'load_groups', 'figure_relations',
+           'figure_half_truths', 'figure_composition', 'figure_benchmarks', 'figure_kinds', 'caption_attention',
+           'Looked', 'attend_to', 'choose_captions', 'runs_on_siglip', 'figure_attention']
 
 # %% ../nbs/15_figures.ipynb #f5df8bf6
 import difflib, functools, itertools, math, textwrap
@@ -21,7 +22,9 @@ from matplotlib.figure import Figure
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from .benchmarks import crop
 from .files import CSClipError, atomic_write, field, read_json
+from .lexicon import SIZES
 from .losses import attend
+from .parsing import SceneGraphParser
 from .published import published
 
 # %% ../nbs/15_figures.ipynb #52529065
@@ -82,7 +85,8 @@ METHODS = {'clip': Method('CLIP', '#000000', 'o'), 'clip_ft': Method('CLIP-FT', 
            'units': Method('CS-CLIP (units)', '#E69F00', 'P')}
 SIGLIPS = {'siglip': Method('SigLIP', '#000000', 'o'), 'siglip_ft': Method('SigLIP-FT', '#56B4E9', 's'),  # on another base: in tables of their own
            'c2lip-npc': Method('+ npc', '#CC79A7', '^'), 'c2lip': Method('+ npc + xac', '#882255', 'D')}
-PUBLISHED_AS = {'CLIP': 'clip', 'NegCLIP': 'negclip', 'CS-CLIP': 'sg', 'CS-CLIP (units)': 'units'}  # what the papers' tables call a method that we measure
+PUBLISHED_AS = {'CLIP': 'clip', 'NegCLIP': 'negclip', 'CS-CLIP': 'sg', 'CS-CLIP (units)': 'units', 'Original SigLIP ViT-B/16': 'siglip',
+                '+ fine-tuned on CC3M': 'siglip_ft', '+ npc': 'c2lip-npc', '+ xac (full)': 'c2lip'}  # what the papers call a method that we measure
 
 def _weight(method): return 'bold' if method == 'sg' else 'normal'  # the paper's own
 
@@ -92,9 +96,9 @@ def look(method:str) -> Method:
 
 # %% ../nbs/15_figures.ipynb #d8fc5446
 def methods_in(results:pd.DataFrame) -> list[str]:
-    "The measured methods, in the order of `METHODS`, others after them."
-    there = set(results['method'])
-    return [m for m in METHODS if m in there] + sorted(there - set(METHODS))
+    "The measured methods, in the order of `SIGLIPS` and `METHODS`, others after them: on either base its own model comes first."
+    there, known = set(results['method']), [*SIGLIPS, *METHODS]
+    return [m for m in known if m in there] + sorted(there - set(known))
 
 def seeds_said(results:pd.DataFrame) -> str:
     "How many seeds the trained methods have: '3 seeds', or '2–3 seeds' where they differ."
@@ -111,21 +115,24 @@ def seeds_wanted(results:pd.DataFrame) -> int:
 def incomplete(
     results:pd.DataFrame, # all of them: how many seeds to expect shows only over all benchmarks
     benchmarks:list[str], # whose gaps to name
+    methods=tuple(METHODS), # that should be there
 ) -> list[str]:
     "A sentence for all that is missing: benchmarks and methods without results, seeds that other results have, items not found."
     notes, wanted = [], seeds_wanted(results)
     for benchmark in benchmarks:
         part = results[results['benchmark'] == benchmark]
-        if part.empty: notes.append(f'{benchmark}: not measured at all'); continue
-        lacking = [look(m).label for m in dict.fromkeys([*METHODS, *methods_in(results)]) if m not in set(part['method'])]
-        if lacking: notes.append(f'{benchmark}: not measured for {", ".join(lacking)}')
+        if part.empty: notes.append((benchmark, 'not measured at all')); continue
+        lacking = [look(m).label for m in dict.fromkeys([*methods, *methods_in(results)]) if m not in set(part['method'])]
+        if lacking: notes.append((benchmark, f'not measured for {", ".join(lacking)}'))
         counts = part.dropna(subset='seed').groupby('method')['seed'].nunique()
-        notes += [f'{benchmark}: {look(m).label} has {k} of {wanted} seeds' for m, k in counts.items() if k < wanted]
+        notes += [(benchmark, f'{look(m).label} has {k} of {wanted} seeds') for m, k in counts.items() if k < wanted]
         cells = part[part['n'] < part['expected']].drop_duplicates(['run', 'subset'])
         if len(own := cells[cells['subset'] != 'all']): cells = own
-        notes += [f'{benchmark}, {subset}: {look(m).label} on {g["n"].min()} of {g["expected"].max()} items'
+        notes += [(f'{benchmark}, {subset}', f'{look(m).label} on {g["n"].min()} of {g["expected"].max()} items')
                   for (m, subset), g in cells.groupby(['method', 'subset'], sort=False)]
-    return notes
+    where = {} # what is said -> of which: what holds of several is said once, what holds of all without their names
+    for at, said in notes: where.setdefault(said, []).append(at)
+    return [said if at == list(benchmarks) and len(at) > 1 else f'{" and ".join(at)}: {said}' for said, at in where.items()]
 
 # %% ../nbs/15_figures.ipynb #1f5eb642
 RC = {'font.family': 'DejaVu Sans', 'font.size': 7.5, 'axes.titlesize': 8, 'axes.labelsize': 7.5, 'xtick.labelsize': 7,
@@ -501,13 +508,13 @@ BENCHMARK_TITLES = {'sugar_crepe': 'SugarCrepe', 'sugar_crepe_pp': 'SugarCrepe++
                     'zero_shot': 'Zero-shot', 'half_truth': 'Half-truths'}
 _SUBSET_TITLES = {**KINDS, **{e: e.capitalize() for e in ELEMENTS}, 'i2t': 'Image → text', 't2i': 'Text → image', 'group': 'Group'}
 
-def _changed(results):
+def _changed(results, base_model):
     "(benchmark, subset) -> method -> (mean difference to the base model in points, spread over seeds), and the base model's accuracy in percent."
     part = results[(results.metric == 'accuracy') & results.benchmark.isin(BENCHMARK_TITLES)]
-    base = part[part.method == 'clip'].set_index(['benchmark', 'subset'])['value']*100
+    base = part[part.method == base_model].set_index(['benchmark', 'subset'])['value']*100
     cells = {}
     for (benchmark, subset, method), rows in part.groupby(['benchmark', 'subset', 'method'], sort=False):
-        if (key := (benchmark, subset)) in base.index and method != 'clip':
+        if (key := (benchmark, subset)) in base.index and method != base_model:
             values = rows['value']*100 - base[key]
             cells.setdefault(key, {})[method] = values.mean(), values.std() if len(values) > 1 else None
     place = {name: i for i, name in enumerate(_SUBSET_TITLES)}
@@ -516,24 +523,27 @@ def _changed(results):
 def figure_changes(
     results:pd.DataFrame, # of `load_results`
     world:str, # as it is called on the figure's face
+    base_model:str='clip', # the method that others are compared with
 ) -> Figure: # 6.9 inches wide
-    "Accuracy by subset of every benchmark, as the difference to the base model, a heat map. Raises `CSClipError` without a base model or another."
-    cells, base = _changed(results)
-    if not cells: raise CSClipError('figure of changes: no accuracy of clip and of another method on one benchmark; run the evaluate stage for both')
-    methods = [m for m in methods_in(results) if m != 'clip']
+    """Accuracy by subset of every benchmark, as the difference to the base model, a heat map (CS-CLIP by units, Figures 9 and 10). Raises
+    `CSClipError` without a base model or another."""
+    cells, base = _changed(results, base_model)
+    if not cells: raise CSClipError(f'figure of changes: no accuracy of {base_model} and another method on one benchmark; run the evaluate stage')
+    methods = [m for m in methods_in(results) if m != base_model]
     groups = {b: [k for k in cells if k[0] == b] for b in dict.fromkeys(k[0] for k in cells)}
-    notes, step, gap = incomplete(results, list(groups)), .17, .07
+    notes, step, gap = incomplete(results, list(groups), [base_model, *methods]), .17, .07
     high, width = step*len(cells) + gap*len(groups), min(.9, 3.6/len(methods))
     largest = max(abs(v) for own in cells.values() for v, _ in own.values()) or 1
     shades = LinearSegmentedColormap.from_list('change', [WRONG, 'white', RIGHT])
     with _style():
-        fig = _figure(6.9, .56 + high + .38 + _notes_height(notes))
+        fig = _figure(6.9, .56 + high + .42 + _notes_height(notes))
         ax = _axes(fig, 0, .56, 6.9, high, xlim=(0, 6.9), ylim=(high, 0))
         ax.axis('off')
         fig.text(.1/6.9, 1 - .17/fig.get_figheight(), f'{world} · {seeds_said(results)} · measured' + ' †'*bool(notes), weight='bold', fontsize=8)
-        ax.text(3.05, -.08, 'CLIP (%)', ha='right', fontsize=7)
+        ax.text(3.05, -.08, f'{look(base_model).label} (%)', ha='right', fontsize=7)
         for i, m in enumerate(methods):
-            ax.text(3.2 + width*(i + .5), -.08, textwrap.fill(look(m).label, 12), ha='center', fontsize=7, color=look(m).color, weight=_weight(m))
+            ax.text(3.2 + width*(i + .5), -.08, textwrap.fill(look(m).label, 12 if width > .6 else 8), ha='center', fontsize=7, color=look(m).color,
+                    weight=_weight(m))
         y = 0
         for benchmark, keys in groups.items():
             ax.text(.1, y + step*.72, BENCHMARK_TITLES[benchmark], weight='bold', fontsize=7.5)
@@ -547,11 +557,12 @@ def figure_changes(
                     color = shades(.5 + .5*value/largest)
                     ax.add_patch(Rectangle((3.2 + width*i, y), width - .02, step - .015, color=color, lw=0))
                     sure = spread is not None and abs(value) > 2*spread
-                    ax.text(3.2 + width*(i + .5), y + step*.72, f'{value:+.1f}'.replace('-', '−'), ha='center', fontsize=7,
+                    ax.text(3.2 + width*(i + .5), y + step*.72, f'{round(value, 1) + 0.:+.1f}'.replace('-', '−'), ha='center', fontsize=7,
                             weight='bold' if sure else 'normal', color='white' if np.dot(color[:3], (.3, .6, .1)) < .5 else 'black')
                 y += step
             y += gap
-        said = 'Accuracy less the base model\'s, in points, mean over seeds. Blue: better, orange: worse; bold: by more than twice the seeds\' spread.'
+        said = ('Accuracy less the base model\'s, in points, mean over seeds. Blue: better, orange: worse; bold: by more than twice the seeds\' '
+                'spread.\nCS-CLIP by units draws this of its own models and prints no values.')
         fig.text(.1/6.9, (.12 + _notes_height(notes))/fig.get_figheight(), said, fontsize=7, color=GREY)
         _notes(fig, notes)
     return fig
@@ -571,6 +582,31 @@ def load_groups(
     return pd.DataFrame(rows, columns=['method', 'seed', 'run', 'group', 'n', 'accuracy']).astype({'seed': 'Int64'})
 
 # %% ../nbs/15_figures.ipynb #ce080013
+_BAR = .085 # inches
+
+def _rows_height(rows, methods): return len(rows)*(_BAR*len(methods) + .1) # inches
+
+def _bar_rows(ax, rows, methods):
+    "`rows`: label -> method -> its seeds' values; a bar a method, to their mean, a dot a seed. The axes are as high as `_rows_height` says."
+    step = _BAR*len(methods) + .1
+    ax.set(ylim=(_rows_height(rows, methods) - .05, -.05), yticks=[])
+    ax.grid(axis='x', color='#ececec', lw=.5)
+    ax.set_axisbelow(True)
+    for g, (label, values) in enumerate(rows.items()):
+        ax.text(-.015, g*step + _BAR*len(methods)/2, label, transform=ax.get_yaxis_transform(), ha='right', va='center', fontsize=7.5)
+        for i, method in enumerate(methods):
+            if not len(own := values.get(method, ())): continue
+            y = g*step + _BAR*(i + .5)
+            ax.barh(y, np.mean(own), _BAR*.9, color=look(method).color, lw=0, zorder=2)
+            if len(own) > 1: ax.scatter(own, [y]*len(own), s=5, color='white', edgecolor='black', lw=.4, zorder=4)
+
+def _bars_key(fig, methods, **more): # more: name -> handle
+    "What the bars' colours mean, below the figure's first line."
+    handles = {**{look(m).label: Rectangle((0, 0), 1, 1, color=look(m).color) for m in methods},
+               'each seed': Line2D([], [], ls='', marker='o', ms=2.5, mfc='white', mec='black', mew=.4), **more}
+    fig.legend(handles.values(), handles, loc='upper left', ncols=len(handles), frameon=False, fontsize=7.5, handlelength=1, handletextpad=.4,
+               columnspacing=1.2, borderpad=.1, bbox_to_anchor=(.1/6.9, 1 - .22/fig.get_figheight()))
+
 SHOWN = 14 # relations, the most frequent ones
 
 def figure_relations(
@@ -583,54 +619,57 @@ def figure_relations(
     methods, notes = methods_in(groups), incomplete(results, ['vg_relation'])
     sizes = groups.groupby('group')['n'].max().sort_index().sort_values(ascending=False, kind='stable')
     if len(sizes) > SHOWN: notes = [*notes, f'{len(sizes) - SHOWN} rarer relations are not shown']
-    sizes, bar = sizes[:SHOWN], .085
-    step = bar*len(methods) + .1
-    high = step*len(sizes)
+    sizes = sizes[:SHOWN]
+    rows = {f'{relation} ({n:,})': {m: groups[(groups['group'] == relation) & (groups['method'] == m)]['accuracy']*100 for m in methods}
+            for relation, n in sizes.items()}
+    high = _rows_height(rows, methods)
     with _style():
         fig = _figure(6.9, .62 + high + .42 + _notes_height(notes))
-        ax = _axes(fig, 1.75, .62, 4.7, high, xlim=(0, 100), ylim=(high - .05, -.05), yticks=[])
-        for g, (relation, n) in enumerate(sizes.items()):
-            ax.text(-.015, g*step + bar*len(methods)/2, f'{relation} ({n:,})', transform=ax.get_yaxis_transform(), ha='right', va='center',
-                    fontsize=7.5)
-            for i, method in enumerate(methods):
-                values = groups[(groups['group'] == relation) & (groups['method'] == method)]['accuracy']*100
-                if values.empty: continue
-                y = g*step + bar*(i + .5)
-                ax.barh(y, values.mean(), bar*.9, color=look(method).color, lw=0, zorder=2)
-                if len(values) > 1: ax.scatter(values, [y]*len(values), s=5, color='white', edgecolor='black', lw=.4, zorder=4)
+        ax = _axes(fig, 1.75, .62, 4.7, high, xlim=(0, 100))
+        _bar_rows(ax, rows, methods)
         ax.axvline(50, color='black', lw=.7, ls=(0, (3, 2)), zorder=3)
         ax.text(50, -.08, 'chance', ha='center', va='bottom', fontsize=7)
         ax.set_xlabel('Accuracy (%)' + ' †'*bool(notes))
-        ax.grid(axis='x', color='#ececec', lw=.5)
-        ax.set_axisbelow(True)
         fig.text(.1/6.9, 1 - .17/fig.get_figheight(), f'{world} · {seeds_said(groups)} · measured', weight='bold', fontsize=8)
-        handles = [*(Rectangle((0, 0), 1, 1, color=look(m).color) for m in methods),
-                   Line2D([], [], ls='', marker='o', ms=2.5, mfc='white', mec='black', mew=.4)]
-        fig.legend(handles, [*(look(m).label for m in methods), 'each seed'], loc='upper left', ncols=len(handles), frameon=False, fontsize=7.5,
-                   handlelength=1, handletextpad=.4, columnspacing=1.2, borderpad=.1, bbox_to_anchor=(.1/6.9, 1 - .22/fig.get_figheight()))
+        _bars_key(fig, methods)
         _notes(fig, notes)
     return fig
 
 # %% ../nbs/15_figures.ipynb #0020ead3
 ADDITIONS = {'all': 'All', 'entity': 'Entity', 'relation': 'Relation', 'object': '+Obj', 'attribute': '+Attr', 'predicate': 'Ant', 'swap': 'Swap'}
 
-def _addition_bars(ax, part, methods, metric, printed):
-    "A group of bars an addition: the mean over seeds, each seed a dot; published values hollow."
-    known = published('halftruth_coco_qwen').replace({'method': PUBLISHED_AS}).set_index('method')
+def _grouped_bars(ax, part, methods, groups, metric, average, known):
+    """`groups`: subset -> title; a bar a method, the mean over seeds, each seed a dot; published values hollow (`known`: method x subset). `average`:
+    the metric of `all`."""
     width = .8/len(methods)
-    for (g, addition), (i, method) in itertools.product(enumerate(ADDITIONS), enumerate(methods)):
+    for (g, subset), (i, method) in itertools.product(enumerate(groups), enumerate(methods)):
         x, m = g + (i - (len(methods) - 1)/2)*width, look(method)
-        name = 'avg' if metric == 'accuracy' and addition == 'all' else metric
-        values = part[(part.subset == addition) & (part.method == method) & (part.metric == name)]['value']*100
+        values = part[(part.subset == subset) & (part.method == method) & (part.metric == (average if subset == 'all' else metric))]['value']*100
         if not values.empty:
             ax.bar(x, values.mean(), width*.92, color=m.color, alpha=.85)
-            if len(values) > 1: ax.scatter([x]*len(values), values, s=4, color='black', lw=0, zorder=3)
-        column = printed.format(addition)
-        if method in known.index and column in known and pd.notna(value := known.loc[method, column]):
+            if len(values) > 1: ax.scatter([x]*len(values), values, s=4, color='black', lw=0, zorder=3, clip_on=False)
+        if method in known.index and subset in known and pd.notna(value := known.loc[method, subset]):
             ax.scatter(x, value, s=16, marker='D', facecolor='white', edgecolor=GREY, lw=.8, zorder=4)
-    ax.set(ylim=(0, 100), xlim=(-.6, len(ADDITIONS) - .4), xticks=range(len(ADDITIONS)), xticklabels=ADDITIONS.values())
+    ax.set(xlim=(-.6, len(groups) - .4), xticks=range(len(groups)), xticklabels=groups.values())
     ax.grid(axis='y', color='#ececec', lw=.5)
     ax.set_axisbelow(True)
+
+def _group_lines(ax, part, groups, metric, **kw):
+    "A line across each group of bars, where the results say how far one comes without the picture (`metric`), the same for every model."
+    for g, subset in enumerate(groups):
+        values = part[(part.subset == subset) & (part.metric == metric)]['value']*100
+        if not values.empty: ax.plot([g - .45, g + .45], [values.mean()]*2, clip_on=False, zorder=2.5, **kw)
+
+def _grouped_key(fig, methods, printed, lines):
+    "Colours, what is published, and `lines`: name -> how it is drawn."
+    handles = [Line2D([], [], ls='', marker='s', color=look(m).color, label=look(m).label) for m in methods]
+    handles += [Line2D([], [], ls='', marker='D', ms=4, mfc='white', mec=GREY, label=printed)]
+    for row, own in enumerate((handles, [Line2D([], [], label=name, **kw) for name, kw in lines.items()])):
+        fig.legend(handles=own, loc='upper left', ncols=len(own), frameon=False, fontsize=7, handletextpad=.5 if row else .2,
+                   handlelength=1.8 if row else 1, columnspacing=1, borderpad=.2, bbox_to_anchor=(0, 1 - (.03 + .17*row)/fig.get_figheight()))
+
+_LINES = {'chance': dict(color='black', lw=.7, ls=(0, (3, 2))), 'blind reader (a language model, captions alone)': dict(color=GREY, lw=1.5),
+          'fewest words first': dict(color=GREY, lw=1.5, ls=(0, (1, 1)))}
 
 def figure_half_truths(
     results:pd.DataFrame, # of `load_results`
@@ -642,29 +681,41 @@ def figure_half_truths(
     if part.empty: raise CSClipError('half-truths: no results on half_truth; run the evaluate stage for it')
     methods, notes = methods_in(part), incomplete(results, ['half_truth'])
     with _style():
-        fig = _figure(6.9, 4.5 + _notes_height(notes))
-        for top, metric, printed, title in ((.55, 'accuracy', '{}', 'Half-truth accuracy (%)'), (2.6, 'correct_ordering', 'ordering_{}', 'Correct ordering (%)')):
-            ax = _axes(fig, .6, top, 6.15, 1.55)
-            _addition_bars(ax, part, methods, metric, printed)
+        fig = _figure(6.9, 4.65 + _notes_height(notes))
+        known = published('halftruth_coco_qwen').replace({'method': PUBLISHED_AS}).set_index('method')
+        chance, *without = _LINES.values()
+        panels = ((.72, 'accuracy', 'avg', '', 50, 'Half-truth accuracy (%)'),
+                  (2.77, 'correct_ordering', 'correct_ordering', 'ordering_', 100/6, 'Correct ordering (%)'))
+        for top, metric, average, prefix, by_chance, title in panels: # chance: of two texts, of the orders of three
+            ax = _axes(fig, .6, top, 6.15, 1.55, ylim=(0, 100))
+            own = known.filter(regex=f'^{prefix}').rename(columns=lambda c: c.removeprefix(prefix))
+            _grouped_bars(ax, part, methods, ADDITIONS, metric, average, own)
+            ax.axhline(by_chance, zorder=2.5, **chance)
+            for name, kw in zip(('blind', 'shortest_first'), without): _group_lines(ax, part, ADDITIONS, name + '_ordering'*bool(prefix), **kw)
             ax.set_ylabel(title + ' †'*bool(notes))
-        handles = [Line2D([], [], ls='', marker='s', color=look(m).color, label=look(m).label) for m in methods]
-        handles.append(Line2D([], [], ls='', marker='D', ms=4, mfc='white', mec=GREY, label='published: COCO (Qwen)'))
-        fig.legend(handles=handles, loc='upper left', ncols=len(handles), frameon=False, fontsize=6.5, handletextpad=0, columnspacing=.9, borderpad=.2)
-        fig.text(.6/6.9, 1 - .42/fig.get_figheight(), f'measured: {world} · {seeds_said(part)}; bars: mean, dots: each seed', fontsize=7, color=GREY)
+        _grouped_key(fig, methods, 'published: COCO (Qwen)', _LINES)
+        fig.text(.6/6.9, 1 - .6/fig.get_figheight(), f'measured: {world} · {seeds_said(part)}; bars: mean, dots: each seed', fontsize=7, color=GREY)
         _notes(fig, notes)
     return fig
 
 # %% ../nbs/15_figures.ipynb #c156a507
 _NOT_COMPOSITION = ('half_truth', 'retrieval', 'retrieval_flickr', 'zero_shot')
+_PAIRED = ('winoground', 'colorswap') # their average is Group's
 
-def _run_points(results):
-    "A row a run: half-truth accuracy and, over the benchmarks that every run has, mean accuracy of choosing a text for a picture; in percent."
-    paired = results.benchmark.isin(results[(results.subset == 'i2t') & results.benchmark.isin(('winoground', 'colorswap'))].benchmark) # avg is Group's
+def _run_scores(results):
+    "A row a run, a column a benchmark that every run has: accuracy of choosing a text for a picture, percent; and which columns are of composition."
+    paired = results.benchmark.isin(_PAIRED)
     chosen = results[(paired & (results.subset == 'i2t') & (results.metric == 'accuracy'))
                      | (~paired & (results.subset == 'all') & (results.metric == 'avg'))]
-    table = chosen.pivot_table(index=['method', 'run'], columns='benchmark', values='value').dropna(axis=1)
-    if 'half_truth' not in table: return pd.DataFrame(columns=['half_truth', 'composition'])
-    return pd.DataFrame({'half_truth': table['half_truth'], 'composition': table.drop(columns=list(_NOT_COMPOSITION), errors='ignore').mean(axis=1)}).dropna()*100
+    table = chosen.pivot_table(index=['method', 'run'], columns='benchmark', values='value').dropna(axis=1)*100
+    return table, [b for b in BENCHMARK_TITLES | dict.fromkeys(table) if b in table and b not in _NOT_COMPOSITION]
+
+def _not_counted(results, table):
+    "What is missing from a mean over benchmarks."
+    out = [_title(b) for b in sorted(set(results.benchmark) - set(table))]
+    return [f'not counted, since runs lack them: {", ".join(out)}'] if out else []
+
+def _title(benchmark): return BENCHMARK_TITLES.get(benchmark, benchmark) + ' I2T'*(benchmark in _PAIRED)
 
 def figure_composition(
     results:pd.DataFrame, # of `load_results`
@@ -672,12 +723,14 @@ def figure_composition(
 ) -> Figure: # 6.9 x 2.85 inches
     """Composition against half-truth accuracy (CS-CLIP by units, Figure 5): ours on the left, what the paper's text gives on the right. Raises
     `CSClipError` when no run has both."""
-    points = _run_points(results)
-    if points.empty: raise CSClipError('figure 5: no run with half_truth and another benchmark; run the evaluate stage')
-    sets = sorted(set(results.benchmark) - set(_NOT_COMPOSITION))
+    table, sets = _run_scores(results)
+    if not sets or 'half_truth' not in table: raise CSClipError('figure 5: no benchmark beside half_truth that every run has; run the evaluate stage')
+    points = pd.DataFrame({'half_truth': table['half_truth'], 'composition': table[sets].mean(axis=1)})
     printed = published('halftruth_coco_qwen').dropna(subset=['all', 'composition'])
+    said = textwrap.wrap(f'Composition: measured, the mean of {len(sets)} ({"; ".join(map(_title, sets))}); published, of 16.', 128)
+    notes = _not_counted(results, table)
     with _style():
-        fig = _figure(6.9, 2.85)
+        fig = _figure(6.9, 2.8 + .13*len(said) + .1 + _notes_height(notes))
         left, right = (_axes(fig, x, .3, 2.72, 1.98) for x in (.68, 4.08))
         labels, dots = [], []
         _limits(left, points['half_truth'], points['composition'])
@@ -696,15 +749,79 @@ def figure_composition(
         left.set_title(f'{world} · {seeds_said(results)} · measured', loc='left', weight='bold')
         right.set_title('COCO (Qwen) · published', loc='left', weight='bold', color=GREY)
         left.set_ylabel('Composition, mean I2T (%)')
-        for ax, said in ((left, f'mean of {len(sets)}: {", ".join(sets)}'), (right, 'mean of 16 benchmarks')):
-            ax.set_xlabel('Half-truth accuracy (%)\n' + textwrap.shorten(said, 62, placeholder=' …'))
+        for ax in (left, right):
+            ax.set_xlabel('Half-truth accuracy (%)' + '\nlarge: mean, small: each seed'*(ax is left))
             ax.grid(color='#ececec', lw=.5)
             ax.set_axisbelow(True)
+        fig.text(.1/6.9, (.08 + _notes_height(notes))/fig.get_figheight(), '\n'.join(said), fontsize=7, color=GREY, va='bottom')
+        _notes(fig, notes)
+    return fig
+
+# %% ../nbs/15_figures.ipynb #c156a509
+def _won(change, sets):
+    "On how many benchmarks of composition the paper's method is ahead of NegCLIP, beside what the paper says."
+    if not {'units', 'negclip'} <= set(change.index.get_level_values('method')): return ''
+    ahead = int((change.loc['units', sets].mean() > change.loc['negclip', sets].mean()).sum())
+    return f' {look("units").label} is ahead of {look("negclip").label} on {ahead} of {len(sets)} of composition; in the paper on 14 of 16.'
+
+def figure_benchmarks(
+    results:pd.DataFrame, # of `load_results`
+    world:str, # as it is called on the figure's face
+) -> Figure: # 6.9 inches wide
+    """Accuracy by benchmark as the difference to CLIP (CS-CLIP by units, Figure 6), the mean over composition first, with the published one. Raises
+    `CSClipError` without CLIP or another method."""
+    table, sets = _run_scores(results)
+    methods = [m for m in methods_in(table.reset_index()) if m != 'clip']
+    if not sets or not methods or 'clip' not in table.index:
+        raise CSClipError('figure 6: no benchmark of clip and another method; run the evaluate stage')
+    table['mean'] = table[sets].mean(axis=1)
+    change = table - table.loc['clip'].iloc[0]
+    titles = {'mean': f'Mean of composition ({len(sets)})', **{b: _title(b) for b in [*sets, *(b for b in _NOT_COMPOSITION if b in table)]}}
+    rows = {title: {m: change.loc[m, b].to_numpy() for m in methods} for b, title in titles.items()}
+    notes, high = _not_counted(results, table), _rows_height(rows, methods)
+    printed = published('halftruth_coco_qwen').dropna(subset='composition').replace({'method': PUBLISHED_AS}).set_index('method')['composition']
+    said = 'Accuracy less CLIP\'s, in points.' + _won(change, sets)
+    with _style():
+        fig = _figure(6.9, .62 + high + .62 + _notes_height(notes))
+        ax = _axes(fig, 1.75, .62, 4.95, high)
+        _bar_rows(ax, rows, methods)
+        for i, m in enumerate(methods):
+            if m in printed:
+                ax.scatter(printed[m] - printed['clip'], _BAR*(i + .5), s=16, marker='D', facecolor='white', edgecolor=GREY, lw=.8, zorder=5)
+        ax.axvline(0, color='black', lw=.7, zorder=3)
+        ax.spines['left'].set_visible(False)
+        if len(rows) > 1 + len(sets): ax.axhline(high/len(rows)*(1 + len(sets)) - .05, color='#c8c8c8', lw=.5, xmin=-.33, clip_on=False)
+        ax.set_xlabel('Difference to CLIP (points)' + ' †'*bool(notes))
+        fig.text(.1/6.9, 1 - .17/fig.get_figheight(), f'{world} · {seeds_said(results)} · measured', weight='bold', fontsize=8)
+        _bars_key(fig, methods, **{'published: mean of 16': Line2D([], [], ls='', marker='D', ms=4, mfc='white', mec=GREY)})
+        fig.text(.1/6.9, (.08 + _notes_height(notes))/fig.get_figheight(), said, fontsize=7, color=GREY, va='bottom')
+        _notes(fig, notes)
+    return fig
+
+# %% ../nbs/15_figures.ipynb #c156a50c
+def figure_kinds(
+    results:pd.DataFrame, # of `load_results`: the runs on a SigLIP
+    world:str, # as it is called on the figure's face
+) -> Figure: # 6.9 inches wide
+    "SugarCrepe by kind for a SigLIP and what C²LIP makes of it (its Table 5), published values beside ours. Raises `CSClipError` without results."
+    part = results[(results.benchmark == 'sugar_crepe') & results.method.isin(SIGLIPS)]
+    if part.empty: raise CSClipError('figure of kinds: no results on sugar_crepe of a SigLIP; run the evaluate stage for it')
+    methods, notes = methods_in(part), incomplete(part, ['sugar_crepe'], SIGLIPS)
+    groups = {'all': 'Average', **{k: title.replace(' ', '\n') for k, title in KINDS.items()}}
+    known = published('c2lip_table5_objective').replace({'training': PUBLISHED_AS}).set_index('training').rename(columns={'sugarcrepe_avg': 'all'})
+    lines = {name: kw for name, kw in _LINES.items() if name.startswith(('chance', 'blind'))}
+    with _style():
+        fig = _figure(6.9, 2.75 + _notes_height(notes))
+        ax = _axes(fig, .6, .72, 6.15, 1.55, ylim=(0, 100))
+        _grouped_bars(ax, part, methods, groups, 'accuracy', 'subset_mean', known)
+        for name, kw in zip(('chance', 'blind'), lines.values()): _group_lines(ax, part, groups, name, **kw)
+        ax.set_ylabel('Accuracy (%)' + ' †'*bool(notes))
+        _grouped_key(fig, methods, 'published: CC3M', lines)
+        fig.text(.6/6.9, 1 - .6/fig.get_figheight(), f'measured: {world} · {seeds_said(part)}; bars: mean, dots: each seed', fontsize=7, color=GREY)
+        _notes(fig, notes)
     return fig
 
 # %% ../nbs/15_figures.ipynb #c36a1175
-_CHANGE = LinearSegmentedColormap.from_list('change', ['#8e44ad', 'white', '#27ae60']) # less, the same, more
-
 def caption_attention(
     model, # with visual tokens: a SigLIP
     picture, # PIL image
@@ -718,32 +835,101 @@ def caption_attention(
     if side*side != len(a): raise CSClipError(f'caption_attention: {len(a)} visual tokens; expected a square of them')
     return a.reshape(side, side)
 
-def figure_attention(
+# %% ../nbs/15_figures.ipynb #c36a1176
+class Looked(NamedTuple):
+    "A picture, a caption, and how much the caption looks at each visual token, by model; the first model is the base."
+    picture: object # PIL image
+    caption: str
+    attention: dict[str, np.ndarray] # of `caption_attention`
+
+def attend_to(
+    models:dict, # name -> model with visual tokens; the base first
     picture, # PIL image
     caption:str,
-    attention:dict[str, np.ndarray], # name -> what `caption_attention` gives; the first is the base
-) -> Figure: # 1.6 inches a picture wide
-    """The change of attention against the base, over the picture (C²LIP, Figure 2): the picture, then each model but the base, all on one scale. Raises
-    `CSClipError` for maps of different sizes and where there is nothing beside the base."""
-    (base, before), *others = attention.items()
+) -> Looked:
+    "One caption's attention in every model. Raises `CSClipError` for a model without visual tokens."
+    return Looked(picture, caption, {name: caption_attention(model, picture, caption) for name, model in models.items()})
+
+# %% ../nbs/15_figures.ipynb #c36a1178
+CAPTION_RULE = 'Shown: the first pictures with a caption of two things that differ in noun and in attribute, sizes aside; no noun comes twice.'
+
+def choose_captions(
+    records, # of `read_karpathy`
+    n:int=3, # pictures
+) -> list[tuple[str, str]]: # (image, caption)
+    """The first pictures with a caption of two things, each with another noun and one attribute of its own that is no size; no noun comes twice
+    (`CAPTION_RULE`). What each thing is and how it looks must then be found in the picture."""
+    parser, chosen, shown = SceneGraphParser(), [], set()
+    for record in records:
+        for g in parser.parse(record.captions):
+            nouns = {o.text.lower() for o in g.objects}
+            looks = {(a.object, a.text.lower()) for a in g.attributes if a.text.lower() not in SIZES}
+            two = len(g.objects) == len(nouns) == len({i for i, _ in looks}) == len({a for _, a in looks}) == len(looks) == 2
+            if two and not nouns & shown:
+                chosen.append((record.image, g.caption))
+                shown |= nouns
+                break
+        if len(chosen) == n: break
+    return chosen
+
+def runs_on_siglip(
+    base:str, # the model that they were trained from, as `load` takes it
+    folder:str|Path, # of runs
+    seed:int=0,
+) -> dict[str, str]: # method -> model to load; `siglip`, the base, is the first
+    "Every method's run of one seed that was trained from a SigLIP; variants, which have no look of their own, are left out."
+    there = {m: Path(folder)/f'{m}-{seed}' for m in [*SIGLIPS, *METHODS]}
+    return {'siglip': base, **{m: f'local-dir:{run}' for m, run in there.items() if run.is_dir()}}
+
+# %% ../nbs/15_figures.ipynb #c36a117a
+_CHANGE = LinearSegmentedColormap.from_list('change', ['#8e44ad', 'white', '#27ae60']) # less, the same, more
+
+def _attention_changes(shown):
+    "The base, and for each picture: name -> change of the attention, in even shares of it."
+    if len(same := {tuple(s.attention) for s in shown}) != 1: raise CSClipError(f'figure 2: pictures with other models each: {sorted(same)}')
+    base, *others = same.pop()
     if not others: raise CSClipError(f'figure 2: only {base}; give a trained model beside it')
-    if sizes := {name: a.shape for name, a in others if a.shape != before.shape}:
-        raise CSClipError(f'figure 2: {base} has {before.shape} tokens, but {sizes}; take models of one image tower')
-    changes = {name: (a - before)*before.size for name, a in others} # in even shares of the attention
-    most = max(float(np.abs(c).max()) for c in changes.values()) or 1.
-    said = textwrap.wrap(f'“{caption}”', 24*(len(changes) + 1))
+    sizes = {a.shape for s in shown for a in s.attention.values()}
+    if len(sizes) > 1: raise CSClipError(f'figure 2: {" and ".join(map(str, sorted(sizes)))} tokens; take models of one image tower')
+    return base, [{m: (s.attention[m] - s.attention[base])*s.attention[base].size for m in others} for s in shown]
+
+def figure_attention(
+    shown:list[Looked],
+    world:str, # as it is called on the figure's face
+    seed:int|None=None, # of the trained models
+    said:str='', # how the pictures were chosen
+    notes=(), # what is missing
+) -> Figure: # 6.9 inches wide
+    """The change of attention against the base, over the picture (C²LIP, Figure 2): a row a picture, a column a model but the base, all on one scale.
+    Raises `CSClipError` for maps of different sizes and where there is nothing beside the base."""
+    base, changes = _attention_changes(shown)
+    most = max(float(np.abs(c).max()) for row in changes for c in row.values()) or 1.
+    columns = ['', *changes[0]]
+    width = min(1.5, 6.7/len(columns) - .06)
+    said = textwrap.wrap(f'Less attention (violet) or more (green) to a visual token than in {look(base).label}, in even shares: 1 is what each '
+                         f'token would get if all were alike. One scale for all. The paper shows other pictures, no values. {said}', 82)
+    lines = [textwrap.wrap(f'“{s.caption}”', 110) for s in shown]
+    tops = .57 + np.cumsum([0, *(width + .14*len(l) + .12 for l in lines)])
     with _style():
-        height = 1.75 + .14*len(said) + .5
-        fig = _figure(max(1.6*(len(changes) + 1) + .1, 3.3), height)
-        for k, name in enumerate(['picture', *changes]):
-            ax = _axes(fig, .1 + 1.6*k, .25 + .14*len(said), 1.5, 1.5)
-            ax.imshow(picture, extent=(0, 1, 0, 1), aspect='auto')
-            if name in changes:
-                shade = ax.imshow(changes[name], extent=(0, 1, 0, 1), aspect='auto', cmap=_CHANGE, vmin=-most, vmax=most, alpha=.65, interpolation='nearest')
-            ax.set_title(name if name == 'picture' else f'{look(name).label} − {look(base).label}', fontsize=7, loc='left')
-            ax.set(xticks=[], yticks=[])
-        fig.text(.1/fig.get_figwidth(), 1 - .05/height, '\n'.join(said), fontsize=7.5, va='top', style='italic')
-        bar = fig.colorbar(shade, cax=_axes(fig, .25, height - .38, 1.2, .08), orientation='horizontal', ticks=[-most, 0, most])
-        bar.ax.set_xticklabels([f'−{most:.2g}', '0', f'+{most:.2g}'], fontsize=6.5)
-        fig.text(1.7/fig.get_figwidth(), .34/height, 'less (violet), more (green);\n1 is a token\'s even share', fontsize=6.5, color=GREY, va='center')
+        height = tops[-1] + max(.13*len(said), .4) + .1 + _notes_height(notes)
+        fig = _figure(6.9, height)
+        trained = 'measured' if seed is None else f'seed {seed} · measured'
+        fig.text(.1/6.9, 1 - .17/height, f'{world} · {trained}' + ' †'*bool(notes), weight='bold', fontsize=8)
+        for k, name in enumerate(columns):
+            left = .1 + (width + .06)*k
+            if name: fig.text((left + width/2)/6.9, 1 - .41/height, textwrap.fill(look(name).label, 12 if width < 1 else 40), color=look(name).color,
+                              fontsize=7, ha='center', va='center')
+            for top, s, row, own in zip(tops, shown, changes, lines):
+                ax = _axes(fig, left, top + .14*len(own), width, width, xticks=[], yticks=[])
+                ax.spines[:].set(visible=True, color='#c8c8c8')
+                if not name: ax.imshow(s.picture, extent=(0, 1, 0, 1), aspect='auto'); continue
+                shade = ax.imshow(row[name], extent=(0, 1, 0, 1), aspect='auto', cmap=_CHANGE, vmin=-most, vmax=most, interpolation='nearest')
+                # the picture as a shadow, without colours of its own: green and violet are the change's
+                shadow = np.asarray(s.picture.convert('L'))/255
+                ax.imshow(np.stack([*[np.zeros_like(shadow)]*3, .6*(1 - shadow)], -1), extent=(0, 1, 0, 1), aspect='auto')
+        for top, own in zip(tops, lines): fig.text(.1/6.9, 1 - (top - .02)/height, '\n'.join(own), fontsize=7.5, va='top', style='italic')
+        bar = fig.colorbar(shade, cax=_axes(fig, .25, tops[-1] + .05, 1.4, .09), orientation='horizontal', ticks=[-most, 0, most])
+        bar.ax.set_xticklabels([f'−{most:.2g}', '0', f'+{most:.2g}'], fontsize=7)
+        fig.text(1.95/6.9, 1 - tops[-1]/height, '\n'.join(said), fontsize=7, color=GREY, va='top', linespacing=1.3)
+        _notes(fig, notes)
     return fig

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cs_clip.data import ImageStore
-from cs_clip.figures import (ADDITIONS, choose_pairs, edited_words, figure1, figure2, figure4, figure_changes, figure_composition, figure_half_truths,
-                             figure_relations, load_examples, load_groups, load_results, save_figure)
+from cs_clip.data import ImageStore, Record
+from cs_clip.figures import (ADDITIONS, SIGLIPS, Looked, attend_to, caption_attention, choose_captions, choose_pairs, edited_words, figure1,
+                             figure2, figure4, figure_attention, figure_benchmarks, figure_changes, figure_composition, figure_half_truths,
+                             figure_kinds, figure_relations, incomplete, load_examples, load_groups, load_results, methods_in, runs_on_siglip,
+                             save_figure)
 from cs_clip.files import CSClipError, read_json, write_json
 from cs_clip.published import published
 from cs_clip.tables import TABLES, VARIANTS, capability, capability_table, table_csv, table_text, variant_table, write_tables, write_variant_tables
@@ -22,7 +24,7 @@ RUNS = {'clip': .6, **{f'{m}-{s}': b + s/100 for m, b in (('clip_ft', .65), ('ne
 
 def write_run(folder, run, base):
     "Every benchmark's file of one run."
-    method, seed = run.split('-')[0], int(run[-1]) if '-' in run else None
+    method, seed = (run[:-2], int(run[-1])) if '-' in run else (run, None)
 
     def write(benchmark, subsets, **more):
         subsets = {k: {'n': 10, 'expected': 10, **v} for k, v in subsets.items()}
@@ -30,7 +32,8 @@ def write_run(folder, run, base):
         write_json(folder/run/f'{benchmark}.json', {**head, 'subsets': subsets, 'avg': base, 'std': .1 - base/20, **more})
 
     crepe = {'image': 'a.png', 'box': None, 'texts': ['a red cup and a blue table', 'a blue cup and a red table']}
-    write('sugar_crepe', {k: {'accuracy': base + i/50} for i, k in enumerate(KINDS)}, scale=20.,
+    write('sugar_crepe', {k: {'accuracy': base + i/50, 'chance': .5, 'blind': .55} for i, k in enumerate(KINDS)}, scale=20.,
+          metrics={'subset_mean': base + 3/50},
           examples=[{**crepe, 'id': f'{k}-{i}', 'subset': k, 'margin': base - .7 + i/20} for k in KINDS for i in range(2)])
     write('sugar_crepe_pp', {k: {'accuracy': base - .2, 'tot': base - .1} for k in KINDS if 'add' not in k}, metrics={'tot': base - .1})
     write('gqa', {'gqa': {'accuracy': base}})
@@ -39,8 +42,9 @@ def write_run(folder, run, base):
     groups = {r: {'n': n, 'accuracy': min(1, base - .1 + n/200)} for r, n in (('on', 40), ('riding', 12), ('to the left of', 30))}
     for name in ('vg_relation', 'vg_attribution'):
         write(name, {name: {'accuracy': base}}, metrics={'micro': base, 'macro': base - .05, 'min_group': 25, 'groups': groups})
-    write('half_truth', {a: {'accuracy': base - i/40, 'correct_ordering': base/2} for i, a in enumerate(ADDITIONS) if a != 'all'},
-          metrics={'correct_ordering': base/2, 'shortest_first_ordering': 0.})
+    blind = {'blind': .98, 'shortest_first': 1., 'blind_ordering': .01, 'shortest_first_ordering': 0.}
+    write('half_truth', {a: {'accuracy': base - i/40, 'correct_ordering': base/2, **blind} for i, a in enumerate(ADDITIONS) if a != 'all'},
+          metrics={'correct_ordering': base/2, **blind})
     ways = ('i2t', 't2i')
     write('retrieval', {w: {'accuracy': base} for w in ways}, metrics={f'{w}_r{k}': base/2 + k/50 for w in ways for k in (1, 5)})
     example = {'image': 'a.png', 'box': [2, 2, 40, 30], 'texts': ['the cup is on the table', 'the cup is under the table']}
@@ -52,6 +56,14 @@ def write_run(folder, run, base):
 def results(tmp_path):
     for run, base in RUNS.items(): write_run(tmp_path/'results', run, base)
     return tmp_path/'results'
+
+
+@pytest.fixture
+def siglips(tmp_path):
+    "Runs on a SigLIP: C²LIP's over three seeds, another method's over one."
+    runs = 'siglip', 'units-0', *(f'{m}-{s}' for m in SIGLIPS if m != 'siglip' for s in range(3))
+    for run in runs: write_run(tmp_path/'siglip', run, .6 + len(run)/100)
+    return load_results(tmp_path/'siglip', 'IconWorld')
 
 
 @pytest.fixture
@@ -81,6 +93,8 @@ save_figure(figure1(frame, 'IconWorld'), out, 'figure1')
 save_figure(figure2(frame, load_examples(results, 'IconWorld'), ImageStore(images), 'IconWorld'), out, 'figure2')
 save_figure(figure_half_truths(frame, 'IconWorld'), out, 'half_truths')
 save_figure(figure_composition(frame, 'IconWorld'), out, 'composition')
+save_figure(figure_benchmarks(frame, 'IconWorld'), out, 'benchmarks')
+save_figure(figure_changes(frame, 'IconWorld'), out, 'changes')
 write_tables(results, out, 'IconWorld')
 '''
 
@@ -96,7 +110,8 @@ def test_same_bytes_in_any_process_and_at_any_time(results, store, tmp_path):
         subprocess.run([sys.executable, '-c', WRITE, results, store.root, out], check=True, env={**os.environ, **env})
         seen.append({p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(out.iterdir())})
     assert seen[0] == seen[1]
-    assert set(seen[0]) == {f'{f}.{k}' for f in ('figure1', 'figure2', 'half_truths', 'composition') for k in ('png', 'pdf')} | {f'{t}.{k}' for t in TABLES for k in ('csv', 'md')}
+    assert set(seen[0]) == {f'{f}.{k}' for f in ('figure1', 'figure2', 'half_truths', 'composition', 'benchmarks', 'changes')
+                            for k in ('png', 'pdf')} | {f'{t}.{k}' for t in TABLES for k in ('csv', 'md')}
 
 
 def test_results_are_tidy_and_variants_stay_apart(results):
@@ -227,7 +242,8 @@ def test_labels_lie_apart_and_inside(results):
 def every_figure(frame, results, store, world='IconWorld'):
     examples = load_examples(results, world)
     return (figure1(frame, world), figure2(frame, examples, store, world), figure4(examples, frame, store, world), figure_changes(frame, world),
-            figure_relations(load_groups(results, world), frame, world))
+            figure_relations(load_groups(results, world), frame, world), figure_half_truths(frame, world), figure_composition(frame, world),
+            figure_benchmarks(frame, world))
 
 
 def words(fig): return [t.get_text() for t in fig.findobj(lambda a: hasattr(a, 'get_fontsize') and a.get_visible() and a.get_text())]
@@ -309,11 +325,77 @@ def test_half_truth_figures_say_what_they_show(results):
     for figure in (figure_half_truths(frame, 'IconWorld'), figure_composition(frame, 'IconWorld')):
         said = ' '.join(t.get_text() for t in [*figure.texts, *(t for ax in figure.axes for t in (ax.title, ax._left_title, ax.xaxis.label))])
         assert 'IconWorld · 3 seeds' in said
-    points = figure_composition(frame, 'IconWorld').axes[0]
-    assert 'mean of 7: controlled, gqa, sugar_crepe, sugar_crepe_pp' in points.get_xlabel()
     without = frame[frame.benchmark != 'half_truth']
     for figure in (figure_half_truths, figure_composition):
         with pytest.raises(CSClipError, match='half_truth'): figure(without, 'IconWorld')
+
+
+def heights(ax, dashed): return sorted({round(float(y), 3) for line in ax.lines if line.is_dashed() == dashed for y in line.get_ydata()})
+
+
+def test_half_truths_stand_beside_what_captions_alone_give(results):
+    accuracy, ordering = figure_half_truths(load_results(results, 'IconWorld'), 'IconWorld').axes
+    assert heights(accuracy, dashed=False) == [98] and heights(accuracy, dashed=True) == [50, 100]  # blind; chance and fewest words
+    assert heights(ordering, dashed=False) == [1] and heights(ordering, dashed=True) == [0, 16.667]
+    for run in RUNS:  # evaluated without a blind reader
+        result = read_json(results/run/'half_truth.json')
+        for part in (result['metrics'], *result['subsets'].values()): part.pop('blind'), part.pop('blind_ordering')
+        write_json(results/run/'half_truth.json', result)
+    assert not heights(figure_half_truths(load_results(results, 'IconWorld'), 'IconWorld').axes[0], dashed=False)
+
+
+def test_composition_names_every_benchmark_of_its_mean(results):
+    said = ' '.join(' '.join(words(figure_composition(load_results(results, 'IconWorld'), 'IconWorld'))).split())
+    assert ('the mean of 7 (SugarCrepe; SugarCrepe++ (ITT); Controlled; VG-Relation; VG-Attribution; GQA, two choices; Winoground I2T)' in said
+            and 'published, of 16' in said and 'not counted' not in said)
+    (results/'sg-1/gqa.json').unlink()  # a mean over other benchmarks is no point of the same figure
+    for figure in (figure_composition, figure_benchmarks):
+        said = ' '.join(' '.join(words(figure(load_results(results, 'IconWorld'), 'IconWorld'))).split())
+        assert 'not counted, since runs lack them: GQA, two choices' in said and ('mean of 6' in said or 'composition (6)' in said)
+
+
+def test_benchmarks_are_points_to_the_base_model_beside_the_published_mean(results):
+    frame = load_results(results, 'IconWorld')
+    ax, = figure_benchmarks(frame, 'IconWorld').axes
+    rows = [t.get_text() for t in ax.texts]
+    assert rows[0] == 'Mean of composition (7)' and rows[-3:] == ['Half-truths', 'Retrieval R@1', 'Zero-shot'] and len(rows) == 11
+    widths = np.round([bar.get_width() for bar in ax.patches], 6).reshape(11, 4)
+    assert (widths == [6, 11, 21, 16]).all()  # every benchmark of these results, and so their mean
+    assert any(np.allclose(dots.get_offsets()[0][0], 57.8 - 52) for dots in ax.collections)
+    said = words(figure_benchmarks(frame, 'IconWorld'))
+    assert any('CS-CLIP (units) is ahead of NegCLIP on 7 of 7 of composition; in the paper on 14 of 16' in t for t in said)
+    assert not any('ahead' in t for t in words(figure_benchmarks(frame[frame.method != 'negclip'], 'IconWorld')))
+    for part in (frame[frame.method != 'clip'], frame[frame.method == 'clip']):
+        with pytest.raises(CSClipError, match='figure 6: no benchmark of clip and another'): figure_benchmarks(part, 'IconWorld')
+
+
+# ---- on a SigLIP
+def test_the_base_comes_first_and_what_only_one_seed_has_is_said_once(siglips):
+    assert methods_in(siglips) == ['siglip', 'siglip_ft', 'c2lip-npc', 'c2lip', 'units']
+    assert incomplete(siglips, ['gqa', 'winoground'], SIGLIPS) == ['CS-CLIP (units) has 1 of 3 seeds']
+    assert incomplete(siglips, ['gqa'], SIGLIPS) == ['gqa: CS-CLIP (units) has 1 of 3 seeds']
+    partial = siglips[(siglips.benchmark != 'gqa') | (siglips.method != 'c2lip')]
+    assert incomplete(partial, ['gqa', 'vg_relation'], SIGLIPS)[0] == 'gqa: not measured for + npc + xac'
+
+
+def test_kinds_on_a_siglip_stand_beside_the_published_ones(siglips):
+    fig = figure_kinds(siglips, 'IconWorld')
+    ax, = fig.axes
+    bars = np.round([bar.get_height() for bar in ax.patches], 6).reshape(8, 4)  # a group: base, siglip_ft, npc, npc + xac
+    assert bars[0] == pytest.approx([72, 77, 77, 73]) and bars[1] == pytest.approx([68, 73, 73, 69])  # all, replace_obj
+    printed = [dots.get_offsets()[0][1] for dots in ax.collections if len(dots.get_offsets()) == 1]
+    assert printed[:4] == [79.5, 81.7, 85.3, 85.6] and len(printed) == 32
+    assert heights(ax, dashed=False) == [55] and heights(ax, dashed=True) == [50]
+    assert any('IconWorld · 3 seeds' in t for t in words(fig)) and 'published: CC3M' in words(fig) and not any('†' in t for t in words(fig))
+    assert any('not measured for + npc' in t for t in words(figure_kinds(siglips[siglips.method != 'c2lip-npc'], 'IconWorld')))
+    with pytest.raises(CSClipError, match='of a SigLIP'): figure_kinds(siglips[siglips.method == 'units'], 'IconWorld')
+
+
+def test_changes_on_a_siglip_are_points_to_it(siglips):
+    said = words(figure_changes(siglips, 'IconWorld', 'siglip'))
+    assert 'SigLIP (%)' in said and '+5.0' in said and any('1–3 seeds' in t for t in said)
+    assert any('CS-CLIP (units) has 1 of 3 seeds' in t for t in said)
+    with pytest.raises(CSClipError, match='no accuracy of clip'): figure_changes(siglips, 'IconWorld')
 
 
 @pytest.fixture
@@ -351,28 +433,59 @@ def test_every_subset_has_a_capability(results):
 
 # ---- C²LIP's Figure 2
 def test_attention_is_a_share_of_the_tokens_and_follows_the_features(tmp_path):
-    from PIL import Image
-    from cs_clip.figures import caption_attention
     from cs_clip.models import load
     from tiny_clip import tiny_clip, tiny_siglip
     model, picture = load(tiny_siglip(tmp_path)), Image.effect_noise((90, 60), 90).convert('RGB')
     a = caption_attention(model, picture, 'a red mug')
     assert a.shape == (8, 8) and np.isclose(a.sum(), 1, atol=1e-5) and (a > 0).all()
     assert not np.allclose(a, caption_attention(model, picture, 'a cat next to a dog'))
+    looked = attend_to({'siglip': model, 'c2lip': model}, picture, 'a red mug')
+    assert list(looked.attention) == ['siglip', 'c2lip'] and all(np.array_equal(a, m) for m in looked.attention.values())
     with pytest.raises(CSClipError, match='attention pooling'): caption_attention(load(tiny_clip(tmp_path/'clip')), picture, 'a mug')
 
 
 def test_attention_figure_shows_no_change_as_white_and_writes_the_same_bytes(tmp_path):
-    from PIL import Image
-    from cs_clip.figures import figure_attention, save_figure
-    even = np.full((2, 2), .25)
-    more = np.array([[.4, .2], [.2, .2]])
-    made = [figure_attention(Image.new('RGB', (8, 8), 'white'), 'a mug', {'siglip': even, 'c2lip': more, 'siglip_ft': even}) for _ in range(2)]
+    even, more = np.full((2, 2), .25), np.array([[.4, .2], [.2, .2]])
+    shown = [Looked(Image.new('RGB', (8, 8), 'white'), caption, {'siglip': even, 'c2lip': by, 'siglip_ft': even})
+             for caption, by in (('a mug', more), ('a long caption of a mug that is ' + 'very '*40 + 'red', 2*even - more))]
+    made = [figure_attention(shown, 'IconWorld', 0, 'Shown: both.', ['no run of seed 0: NegCLIP']) for _ in range(2)]
     first, second = (save_figure(fig, tmp_path/str(n), 'attention')[0].read_bytes() for n, fig in enumerate(made))
     assert first == second
-    shades = [ax.images[1] for ax in made[0].axes if len(ax.images) == 2]
-    assert [s.get_array().round(2).tolist() for s in shades] == [[[.6, -.2], [-.2, -.2]], [[0, 0], [0, 0]]]
+    shades = [ax.images[0] for ax in made[0].axes if len(ax.images) == 2]  # below the picture's shadow
+    found = [s.get_array().round(2).tolist() for s in shades]
+    assert found == [[[.6, -.2], [-.2, -.2]], [[-.6, .2], [.2, .2]], [[0, 0], [0, 0]], [[0, 0], [0, 0]]]
+    most = max(abs(s.get_array()).max() for s in shades)
+    assert {s.get_clim() for s in shades} == {(-most, most)}, 'one scale'
     red, green, blue, _ = shades[0].cmap(shades[0].norm(.6))
     assert green > red and green > blue and np.allclose(shades[0].cmap(shades[0].norm(0.))[:3], 1, atol=.02)
     red, green, blue, _ = shades[0].cmap(shades[0].norm(-.6))
     assert red > green < blue
+    said = words(made[0])
+    assert 'IconWorld · seed 0 · measured †' in said and 'SigLIP-FT' in said and any('no run of seed 0: NegCLIP' in t for t in said)
+    for text in made[0].texts:
+        assert text.get_fontsize() >= 7
+        x0, y0, x1, y1 = text.get_window_extent().extents
+        assert 0 <= x0 and x1 <= made[0].bbox.x1 and 0 <= y0 and y1 <= made[0].bbox.y1
+
+
+@pytest.mark.parametrize('columns', [1, 3, 7])
+def test_attention_columns_lie_apart_and_on_the_page(columns):
+    names = ['siglip', 'siglip_ft', 'c2lip-npc', 'c2lip', 'clip_ft', 'negclip', 'sg', 'units'][:columns + 1]
+    fig = figure_attention([Looked(Image.new('RGB', (8, 8)), 'a mug', dict.fromkeys(names, np.full((2, 2), .25)))], 'IconWorld', 0)
+    own = sorted(ax.bbox.extents[[0, 2]].tolist() for ax in fig.axes if ax.images)
+    assert len(own) == columns + 1 and own[-1][1] <= fig.bbox.x1 and all(a[1] < b[0] for a, b in zip(own, own[1:]))
+    heads = sorted(t.get_window_extent().extents[[0, 2]].tolist() for t in fig.texts if t.get_ha() == 'center')
+    assert len(heads) == columns and all(a[1] < b[0] for a, b in zip(heads, heads[1:]))
+
+
+def test_captions_are_chosen_by_the_rule_and_runs_by_their_names(tmp_path):
+    texts = [['a red mug', 'a red mug and a dog'], ['a red mug near a red dog'], ['a small mug near a large dog'], ['a red mug near a blue mug'],
+             ['a dog', 'a red mug near a large blue dog'], ['a green dog left of a white cat'], ['a green box left of a white cat'],
+             ['a red bus near a black car']]
+    records = [Record(f'{i}.png', tuple(t), tuple(range(len(t)))) for i, t in enumerate(texts)]
+    chosen = [('4.png', 'a red mug near a large blue dog'), ('6.png', 'a green box left of a white cat'), ('7.png', 'a red bus near a black car')]
+    assert choose_captions(records) == chosen and choose_captions(records, 1) == chosen[:1] and choose_captions(records[:3]) == []
+    for run in ('c2lip-0', 'siglip_ft-0', 'siglip_ft-1', 'c2lip-npc_half-0', 'negclip-0'): (tmp_path/run).mkdir()
+    found = runs_on_siglip('ViT-B-16-SigLIP/webli', tmp_path)
+    assert found == {'siglip': 'ViT-B-16-SigLIP/webli', **{m: f'local-dir:{tmp_path}/{m}-0' for m in ('siglip_ft', 'c2lip', 'negclip')}}
+    assert list(found) == ['siglip', 'siglip_ft', 'c2lip', 'negclip'] and set(runs_on_siglip('x', tmp_path, 1)) == {'siglip', 'siglip_ft'}
