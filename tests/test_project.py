@@ -96,7 +96,7 @@ def test_params_are_the_composed_default_profile():
 @pytest.mark.parametrize('profile', sorted(p.stem for p in (ROOT/'conf/profile').glob('*.yaml')))
 def test_a_profile_gives_each_stage_what_its_notebook_takes(profile):
     sections = yaml.safe_load(compose(profile))
-    assert set(sections) == {*STAGES, 'needs'}
+    assert set(sections) == {*STAGES, 'siglip', 'needs'}
     for name, stage in PIPELINE.items():
         section = re.search(r'cs_clip\.stage (\w+)', stage['cmd'])[1]
         given = {*sections[section], *set_by_command(stage['cmd'])}

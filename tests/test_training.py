@@ -331,13 +331,12 @@ def test_values_that_make_no_sense(name, value):
 def test_true_is_no_number(name): assert not VALUES[name][1](True)
 
 
-def test_c2lip_from_files_on_its_own_base(world, tmp_path):
+def test_c2lip_from_files(world, tmp_path):
     rows = [{'sentid': s, 'image': r.image, 'caption': c, 'concepts': list(n)} for r in tiny_records() for c, s, n in zip(r.captions, r.sentids, r.concepts)]
     (tmp_path/'concepts').mkdir()
     pq.write_table(pa.Table.from_pylist(rows), tmp_path/'concepts/part-0.parquet')
     parameters = {'steps': 12, 'batch_size': 8, 'lr': 1e-3, 'warmup': 2, 'checkpoint_every': 5}
-    train_run('c2lip', world['resnet'], 'none', world['images'], tmp_path/'out', concepts=tmp_path/'concepts', keep_images=True,
-              bases={'c2lip': world['siglip']}, **parameters)
+    train_run('c2lip', world['siglip'], 'none', world['images'], tmp_path/'out', concepts=tmp_path/'concepts', keep_images=True, **parameters)
     run(world, tmp_path/'direct', 'c2lip')
     assert weights(tmp_path/'out') == weights(tmp_path/'direct')
     with pytest.raises(CSClipError, match='no logit bias'):
