@@ -111,7 +111,7 @@ def _called(table, results):
 def _seeds(results): return results.dropna(subset='seed').groupby('method')['seed'].nunique()
 
 def _of_runs(results, column, metric):
-    "(method, run) -> the value, the mean where a column has several; a run that lacks one has none."
+    "(method, run) -> the value, the mean where a column has several (a run that lacks one has none); and the rows that it is made of."
     subsets, metrics = ((x,) if isinstance(x, str) else x for x in (column.subset, metric))
     part = results[(results.benchmark == column.benchmark) & results.subset.isin(subsets) & results.metric.isin(metrics)]
     wide = part.groupby(['method', 'run', 'subset', 'metric'])['value'].mean().unstack(['subset', 'metric'])
@@ -126,7 +126,8 @@ def measured_cells(table:Table, results:pd.DataFrame) -> dict[str, dict[str, Cel
     results = results[results.benchmark.isin({c.benchmark for c in table.columns})]
     for c in (c for c in table.columns if c.benchmark):
         values, part = _of_runs(results, c, c.metric)
-        ends = [_of_runs(results, c, f'{c.metric}_{end}')[0] for end in ('low', 'high')] if table.intervals and isinstance(c.metric, str) else []
+        one = isinstance(c.subset, str) and isinstance(c.metric, str) # the ends of a mean are no means of ends
+        ends = [_of_runs(results, c, f'{c.metric}_{end}')[0] for end in ('low', 'high')] if table.intervals and one else []
         for method, own in values.groupby('method'):
             rows = part[part.run.isin(own.index.get_level_values('run'))]
             wanted = seeds.get(method, 0) if table.seeds else seeds.max()
