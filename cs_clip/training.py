@@ -283,7 +283,6 @@ def train_run(
     variant:str|None=None, # of the method, for ablations: a key of `variants`
     variants:dict[str, dict]|None=None, # variant -> parameters that differ from its method's
     concepts:str|Path|None=None, # folder that the concepts stage wrote; all that `siglip_ft` and `c2lip` read
-    bases:dict[str, str]|None=None, # method -> its base model, where it is not `model`
     **common, # parameters of `train` and of the methods
 ) -> list[dict]: # as `train`
     "Train one run from files. Raises `CSClipError` for an unknown method or parameter, or a wrong value, before anything is read."
@@ -295,5 +294,5 @@ def train_run(
     for needed, folder, reads in ('units', units, method == 'units'), ('concepts', concepts, issubclass(make, SigLIPFT)):
         if reads and folder is None: raise CSClipError(f'{method}: needs {needed}, the folder that the {needed} stage wrote')
     records = load_concepts(concepts) if issubclass(make, SigLIPFT) else load_supervision(supervision, units if method == 'units' else None)
-    objective, encoder = make(records, **own), load((bases or {}).get(method, model))
+    objective, encoder = make(records, **own), load(model)
     return train(objective, encoder, Pixels(ImageStore(images), encoder.preprocess, keep_images), out, seed, **loop)

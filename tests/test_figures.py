@@ -16,7 +16,7 @@ from cs_clip.figures import (ADDITIONS, SIGLIPS, Looked, attend_to, caption_atte
                              save_figure)
 from cs_clip.files import CSClipError, read_json, write_json
 from cs_clip.published import published
-from cs_clip.tables import TABLES, VARIANTS, capability, capability_table, table_csv, table_text, variant_table, write_tables, write_variant_tables
+from cs_clip.tables import TABLES, capability, capability_table, table_csv, table_text, write_tables
 
 KINDS = ['replace_rel', 'replace_obj', 'replace_att', 'swap_obj', 'swap_att', 'add_obj', 'add_att']
 RUNS = {'clip': .6, **{f'{m}-{s}': b + s/100 for m, b in (('clip_ft', .65), ('negclip', .7), ('sg', .8), ('units', .75)) for s in range(3)}}
@@ -111,7 +111,7 @@ def test_same_bytes_in_any_process_and_at_any_time(results, store, tmp_path):
         seen.append({p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(out.iterdir())})
     assert seen[0] == seen[1]
     assert set(seen[0]) == {f'{f}.{k}' for f in ('figure1', 'figure2', 'half_truths', 'composition', 'benchmarks', 'changes')
-                            for k in ('png', 'pdf')} | {f'{t}.{k}' for t in TABLES for k in ('csv', 'md')}
+                            for k in ('png', 'pdf')} | {f'{t}.{k}' for t in (*TABLES, 'all_methods_clip') for k in ('csv', 'md')}
 
 
 def test_results_are_tidy_and_variants_stay_apart(results):
@@ -309,7 +309,7 @@ def test_a_figure_is_written_whole_or_not_at_all(results, tmp_path):
     assert len(list((tmp_path/'figures').iterdir())) == 2
 
 
-# ---- half-truths, variants, capabilities
+# ---- half-truths, capabilities
 def test_numbers_of_half_truths(results):
     frame = load_results(results, 'IconWorld')
     csv = {name: table_csv(TABLES[name], frame, 'IconWorld').set_index(['source', 'method']) for name in ('half_truth', 'half_truth_ordering')}
@@ -396,24 +396,6 @@ def test_changes_on_a_siglip_are_points_to_it(siglips):
     assert 'SigLIP (%)' in said and '+5.0' in said and any('1–3 seeds' in t for t in said)
     assert any('CS-CLIP (units) has 1 of 3 seeds' in t for t in said)
     with pytest.raises(CSClipError, match='no accuracy of clip'): figure_changes(siglips, 'IconWorld')
-
-
-@pytest.fixture
-def variants(tmp_path):
-    for name in {run for table in VARIANTS.values() for run in table.rows if '-' in run}: write_run(tmp_path/'variants', f'{name}-0', .5)
-    return tmp_path/'variants'
-
-
-def test_variants_stand_beside_the_whole_method(results, variants, tmp_path):
-    texts = write_variant_tables(results, variants, tmp_path/'tables', 'IconWorld')
-    assert set(texts) == set(VARIANTS)
-    frame, text = variant_table('signals', load_results(results, 'IconWorld'), load_results(variants, 'IconWorld'), 'IconWorld')
-    assert text == texts['signals'] and 'one seed' in text
-    frame = frame.set_index('method')
-    assert frame.loc[['clip_ft', 'units-no_foils', 'units'], 'all'].tolist() == [65, 50, 75] # seed 0 alone
-    assert frame.loc['units', ['relation', 'relation_published']].tolist() == [70, 79.2]
-    assert frame.loc['units-no_foils', 'all_published'] == 47.7 and np.isnan(frame.loc['units-no_units', 'all_published'])
-    assert (tmp_path/'tables/units_tuning.csv').exists()
 
 
 def test_every_subset_has_a_capability(results):

@@ -50,7 +50,7 @@ def run_pipeline(data, out):
                      'karpathy': str(data/'dataset_coco.json'), 'sugar_crepe_pp': str(data/'scpp'), 'gqa_questions': str(data/'questions.json'),
                      'winoground': str(data/'examples.jsonl'), 'cache': str(out/'evaluate'), 'half_truth': str(data/'half_truth.jsonl')},
         'figures': {'results': folders['results'], 'out': folders['figures']},
-        'tables': {'results': folders['results'], 'variants': folders['variants'], 'out': f'{folders["results"]}/tables'},
+        'tables': {'results': folders['results'], 'variants': folders['variants'], 'siglip': folders['siglip'], 'out': f'{folders["results"]}/tables'},
     }
     few = {'out': folders['variants'], 'benchmarks': ['half_truth', 'sugar_crepe']}
     other = {'out': folders['siglip'], 'benchmarks': ['sugar_crepe', 'retrieval']}
@@ -87,7 +87,8 @@ def test_every_stage_leaves_whole_files_only(runs):
                 *(f'figures/{name}.{kind}' for name in ('figure1', 'figure2', 'figure4', 'relations') for kind in ('png', 'pdf')),
                 *(f'figures/{f}.{k}' for f in ('units_figure3', 'units_figure5', 'units_figure6', 'units_figure9') for k in ('png', 'pdf')),
                 'units/part-00000.parquet', 'results/units_coverage.json',
-                *(f'results/tables/{t}.{k}' for t in ('half_truth', 'half_truth_ordering', 'units_tuning', 'units_placement', 'capabilities') for k in ('csv', 'md')),
+                *(f'results/tables/{t}.{k}' for t in ('half_truth', 'half_truth_ordering', 'units_tuning', 'units_placement', 'capabilities',
+                                                   'c2lip_table2', 'c2lip_tableA2', 'all_methods_clip', 'all_methods_siglip') for k in ('csv', 'md')),
                 *(f'variants/units-{v}-0/half_truth.json' for v in VARIANTS),
                 'concepts/part-00000.parquet', 'results/concepts.json', *(f'siglip/{r}/sugar_crepe.json' for r in ('siglip', *SIGLIP)),
                 *(f'train/{m}-0/{f}' for m in METHODS for f in ('open_clip_config.json', 'open_clip_model.safetensors', 'log.jsonl', 'training.json')),

@@ -2,6 +2,7 @@
 import ast
 import configparser
 import importlib.metadata
+import itertools
 import json
 import re
 import subprocess
@@ -13,7 +14,7 @@ from packaging.requirements import Requirement
 
 from cs_clip.cli import INPUTS, compose
 from cs_clip.stage import notebook_parameters, read_section
-from cs_clip.tables import VARIANTS
+from cs_clip.tables import SIGLIP_TABLES, VARIANTS
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ['parse', 'generate', 'units', 'concepts', 'train', 'evaluate', 'figures', 'tables']
@@ -123,19 +124,40 @@ def test_a_stage_depends_on_its_notebook_and_every_module_it_uses(name):
     assert {d for d in stage['deps'] if d.startswith('cs_clip/')} == {f'cs_clip/{room}.py' for room in rooms_below(used)}
 
 
-def test_every_variant_is_trained_evaluated_and_shown():
+def runs_of(stage):
+    "What a stage of the pipeline writes, for every item of its matrix."
+    (out,) = [next(iter(o)) for o in stage.get('outs', []) + stage.get('metrics', [])]
+    items = itertools.product(*stage.get('matrix', {}).values())
+    return [re.sub(r'\$\{item\.(\w+)\}', lambda m: str(dict(zip(stage['matrix'], item))[m[1]]), out) for item in items]
+
+
+TRAINED = [path for name, stage in PIPELINE.items() if name.startswith('train') for path in runs_of(stage)]
+MEASURED = [path for name, stage in PIPELINE.items() if name.startswith('evaluate') for path in runs_of(stage)]
+
+
+def test_every_run_is_trained_once_and_measured_once():
+    names = [path.replace('${siglip.trained}', 'siglip').replace('${train.out}', 'clip') for path in TRAINED]
+    assert len(set(names)) == len(names) and len(set(MEASURED)) == len(MEASURED)
+    measured = {path.split('/')[-1] for path in MEASURED}
+    assert {path.split('/')[-1] for path in TRAINED} | {'clip', 'siglip'} == measured
+    assert len(MEASURED) == len(TRAINED) + 2  # the two base models
+
+
+def test_every_variant_is_trained_and_shown():
     every = list(read_section(ROOT/'params.yaml', 'train')['variants'])
-    variants = [v for v in every if not v.startswith(('npc', 'xac'))]  # those are c2lip's
-    for name in ('train_variants', 'evaluate_variants'): assert PIPELINE[name]['matrix'] == {'variant': variants}
-    shown = {row.split('-')[1] for table in VARIANTS.values() for row in table.rows if row.startswith('units-')}
-    assert shown == set(variants) == {d.split('/')[-1].split('-')[1] for d in PIPELINE['tables']['deps'] if '.variants}' in d}
+    trained = {path.split('/')[-1].split('-')[1] for path in TRAINED if path.count('-') == 2}
+    shown = {row.split('-')[1] for table in [*VARIANTS.values(), *SIGLIP_TABLES.values()] for row in table.rows or () if '-' in row}
+    assert trained == shown == set(every)
 
 
 def test_figures_and_tables_wait_for_every_run():
-    matrix = PIPELINE['evaluate']['matrix']
-    assert matrix == PIPELINE['train']['matrix']
-    runs = {'clip', *(f'{method}-{seed}' for method in matrix['method'] for seed in matrix['seed'])}
-    for name in ('figures', 'tables'): assert {d.split('/')[-1] for d in PIPELINE[name]['deps'] if '.results}' in d} == runs
+    shared = lambda path: re.sub(r'\$\{(figures|tables)\.(siglip_)?(\w+)\}', lambda m: '${' + {'results': 'evaluate.out', 'variants': 'tables.variants'}[m[3]] + '}' if not m[2]
+                                 and m[3] in ('results', 'variants') else '${siglip.results}', path)
+    for name, wanted in ('figures', [p for p in MEASURED if '.variants}' not in p]), ('tables', MEASURED):
+        waits = {shared(d) for d in PIPELINE[name]['deps'] if re.match(r'\$\{\w+\.(results|siglip|siglip_results|variants)\}', d)}
+        assert waits == {shared(p) if '.variants}' in p else p for p in wanted}
+    drawn = {d.split('/')[-1] for d in PIPELINE['figures']['deps'] if 'siglip_runs}' in d}
+    assert drawn == {p.split('/')[-1] for p in TRAINED if '${siglip.trained}' in p and p.endswith('-0') and p.split('/')[-1].count('-') == 1} | {'c2lip-npc-0'}
 
 
 @pytest.mark.parametrize('path', sorted((ROOT/'cs_clip').glob('[!_]*.py')), ids=lambda p: p.stem)
