@@ -10,8 +10,7 @@ from collections import Counter
 from pathlib import Path
 import pyarrow as pa
 from .files import CSClipError, read_shard
-from .lexicon import DETERMINERS, QUANTIFIERS, leading
-from .parsing import SceneGraph, follow_shards, read_graphs
+from .parsing import DETERMINERS, QUANTIFIERS, SceneGraph, follow_shards, leading, read_graphs
 
 # %% ../nbs/06_concepts.ipynb #e589b8d8
 _DETERMINER = leading(DETERMINERS | QUANTIFIERS)

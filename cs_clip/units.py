@@ -25,8 +25,8 @@ from tqdm import tqdm
 from .files import CSClipError, batches, digest, field, read_lines, read_shard, struct_list, write_json, write_json_lines
 from .generation import (
     NO_CANDIDATE, HardNegatives, attribute_slot, begins, capitalised, is_word, object_slot, own_capital, relation_slots, attribute_class)
-from .lexicon import DETERMINERS, categories, forms, leading, lemma, same_meaning, symmetric
-from .parsing import SceneGraph, Span, follow_shards, processes, read_graphs
+from .lexicon import categories, forms, lemma, same_meaning, symmetric
+from .parsing import DETERMINERS, SceneGraph, Span, follow_shards, leading, processes, read_graphs
 
 # %% ../nbs/05_units.ipynb #1fb4eebd
 CHANGES = {'entity': ('object', 'attribute'), 'relation': ('predicate', 'swap', 'entity')} # what a foil of each kind of unit may change

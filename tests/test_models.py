@@ -1,5 +1,5 @@
 import json, os, string, subprocess, sys
-import open_clip, pytest, torch, torch.nn.functional as F
+import open_clip, pytest, sentencepiece, torch, torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -496,8 +496,7 @@ def test_a_tokenizer_of_another_model(tmp_path, words, message):
 
 
 def test_siglips_own_tokenizer(tmp_path):
-    "It lowers case, drops punctuation and pads with the end token to the tower's length."
-    sentencepiece = pytest.importorskip('sentencepiece')
+    "Of SigLIPs in transformers' form, such as google/siglip-base-patch16-224: sentencepiece's. It lowers case, drops punctuation, pads with the end token to the tower's length."
     name = tiny_transformers(tmp_path, 'siglip')
     (tmp_path/'captions.txt').write_text('\n'.join(captions()))
     sentencepiece.SentencePieceTrainer.train(input=str(tmp_path/'captions.txt'), model_prefix=str(tmp_path/'spiece'), vocab_size=27,
