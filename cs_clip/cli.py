@@ -186,7 +186,7 @@ _TEXT_MODELS = {'mlm': ('MaskedLM', 'a masked language model'), 'nli': ('Sequenc
 def _checked_text_model(name, option):
     "What neither this machine nor the hub has is refused at once; transformers would try for a minute. So is a model for the other option."
     if (config := _file(name, 'config.json')) and (built := read_json(config).get('architectures')):
-        (own, what), = (v for k, v in _TEXT_MODELS.items() if k == option)
+        own, what = _TEXT_MODELS[option]
         if not any(a.endswith(own) for a in built) and any(a.endswith(tuple(kind for kind, _ in _TEXT_MODELS.values())) for a in built):
             raise CSClipError(f'{name}: is a {built[0]}; --{option} takes {what}, a …For{own}; are --mlm and --nli exchanged?')
     if not (local_folder(name) or _file(name, 'config.json')):
@@ -273,7 +273,8 @@ def replaced(earlier:dict[Path, str|None]) -> int:
     return sum(fingerprint is not None and shard_fingerprint(path) != fingerprint for path, fingerprint in earlier.items())
 
 def say_replaced(folder, earlier, what):
-    if n := replaced(earlier): print(f'{folder}: {n} of {len(earlier)} shards of an earlier run were of other {what}, and are replaced', file=sys.stderr)
+    if n := replaced(earlier):
+        print(f'{folder}: {n} of {len(earlier)} shards of an earlier run were of other {what}, and are replaced', file=sys.stderr)
 
 # %% ../nbs/18_cli.ipynb #6c57e902
 @call_parse
@@ -298,7 +299,7 @@ def cs_clip_negatives(
 ) -> int:
     "Parse captions and generate hard negatives. A run that was killed goes on when started again; `accelerate launch` shares it among processes."
     if (captions is None) == (explain is None): raise CSClipError('expected a file of captions, or one caption after --explain')
-    if explain is not None and not explain.strip(): raise CSClipError('--explain: the caption is empty; expected words, such as --explain "A dog on a table"')
+    if explain is not None and not explain.strip(): raise CSClipError('--explain: the caption is empty; expected words, such as "A dog on a table"')
     if explain is not None and variant in ('random', 'random_position'):
         raise CSClipError(f'--variant {variant}: chance explains itself; --explain takes mlm_nli or mlm')
     kinds, out, graphs, state = tuple(dict.fromkeys(kinds)), Path(out), Path(out)/'graphs', processes() # which gives each process its device
@@ -345,7 +346,8 @@ def unit_examples(
 
 def _say_units(graphs, out, earlier, coverage):
     say_replaced(out, earlier, 'captions, settings or models')
-    print(f'{graphs}: {coverage["captions"]:,} captions\n\n{coverage_table(coverage, ("entities", "relations", *sum(CHANGES.values(), ())), upright=True)}\n')
+    table = coverage_table(coverage, ('entities', 'relations', *sum(CHANGES.values(), ())), upright=True)
+    print(f'{graphs}: {coverage["captions"]:,} captions\n\n{table}\n')
     for change, (unit, foil) in unit_examples(out).items(): print(f'{change:12}{unit}  ->  {foil}')
     print(f'\n{out}: written')
 
@@ -448,7 +450,8 @@ def cs_clip_train(
     own = dict(method=method, model=model, supervision=supervision, images=images, out=out, seed=seed, units=units, concepts=concepts)
     settings = parse_settings(set or (), own)
     keep_images = settings.pop('keep_images', False)
-    for name, folder, readers in ('units', units, ['units']), ('concepts', concepts, [m for m, made in OBJECTIVES.items() if issubclass(made, SigLIPFT)]):
+    readers_of_concepts = [m for m, made in OBJECTIVES.items() if issubclass(made, SigLIPFT)]
+    for name, folder, readers in ('units', units, ['units']), ('concepts', concepts, readers_of_concepts):
         if folder is not None and objective_class(method) and method not in readers:
             raise CSClipError(f'--{name} {folder}: {method} reads no {name}; leave it away, or train {" or ".join(readers)}')
     run_parameters(method, {}, {method: settings}) # a wrong one is an error before anything is said

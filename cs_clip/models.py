@@ -604,17 +604,19 @@ def _only(what, found, expected):
     if str(found) not in expected: raise CSClipError(f'to_transformers: {what} is {found}; expected {" or ".join(expected)}, as transformers has it')
 
 def _gelu(module, what):
-    found = {'gelu_pytorch_tanh' if isinstance(m, GELUTanh) or m.approximate == 'tanh' else 'gelu' for m in module.modules() if isinstance(m, (nn.GELU, GELUTanh))}
+    found = {'gelu_pytorch_tanh' if isinstance(m, GELUTanh) or m.approximate == 'tanh' else 'gelu'
+             for m in module.modules() if isinstance(m, (nn.GELU, GELUTanh))}
     _only(f'the {what} tower\'s activation', ' and '.join(sorted(found)) or 'no GELU', ('gelu', 'gelu_pytorch_tanh'))
     return found.pop()
 
 _SPACES = normalizers.Replace(Regex(r'\s+'), ' '), normalizers.Strip()
 _CLEANING = { # open_clip's function -> the same for tokenizers
     get_clean_fn('whitespace'): _SPACES, get_clean_fn('lower'): (*_SPACES, normalizers.Lowercase()),
-    get_clean_fn('canonicalize'): (normalizers.Replace('_', ' '), normalizers.Replace(Regex(f'[{re.escape(string.punctuation)}]'), ''), normalizers.Lowercase(), *_SPACES)}
+    get_clean_fn('canonicalize'): (normalizers.Replace('_', ' '), normalizers.Replace(Regex(f'[{re.escape(string.punctuation)}]'), ''),
+                                   normalizers.Lowercase(), *_SPACES)}
 
 def _with_cleaning(tokenizer, context_length) -> PreTrainedTokenizerFast:
-    "open_clip's tokenizer as transformers' own, which cleans texts itself. Its class says nothing of its model's kind: such a class would build its own normalizer."
+    "open_clip's tokenizer as one that cleans texts itself, of transformers' general class: T5's, say, would put its own normalizer back."
     own = getattr(tokenizer, 'tokenizer', None)
     kind = type(own if isinstance(tokenizer, HFTokenizer) and not hasattr(own, 'backend_tokenizer') else tokenizer).__name__
     _only('the tokenizer', kind, ('HFTokenizer',))
@@ -625,19 +627,21 @@ def _with_cleaning(tokenizer, context_length) -> PreTrainedTokenizerFast:
     backend.no_padding()
     backend.no_truncation()
     backend.normalizer = normalizers.Sequence([*_CLEANING[tokenizer.clean_fn], *filter(None, [backend.normalizer])])
-    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=context_length, padding_side=own.padding_side, truncation_side=own.truncation_side,
-                                   **own.special_tokens_map)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=context_length, padding_side=own.padding_side,
+                                   truncation_side=own.truncation_side, **own.special_tokens_map)
 
 def to_transformers(
     model:DualEncoder, # an open_clip SigLIP: timm's ViT with attention pooling and no class token, a text tower that is not causal
 ) -> TransformersEncoder: # around a `SiglipModel` of the same weights; `save` writes transformers' folder
-    """The same model in transformers' form, of which `SiglipVisionModel` loads the image tower alone; no code of ours is needed for it. Embeddings of pixels and
-    token ids are equal, token ids as well (see above); sizing a picture rounds otherwise. Raises `CSClipError` for a model of another build, and for preprocessing
-    and tokenizers that transformers' SigLIP has not."""
+    """The same model in transformers' form, of which `SiglipVisionModel` loads the image tower alone; no code of ours is needed for it.
+    Embeddings of pixels and of token ids are equal, and token ids (see above); sizing a picture rounds otherwise. Raises `CSClipError` for a
+    model of another build, and for preprocessing and tokenizers that transformers' SigLIP has not."""
     clip, trunk = model.clip, getattr(getattr(model.clip, 'visual', None), 'trunk', None)
     if not (isinstance(trunk, VisionTransformer) and isinstance(trunk.attn_pool, AttentionPoolLatent) and not trunk.num_prefix_tokens
-            and not isinstance(trunk.patch_embed, HybridEmbed) and model.logit_bias is not None and isinstance(getattr(clip, 'text', None), TextTransformer)):
-        raise CSClipError('to_transformers: no SigLIP; expected a plain timm ViT with attention pooling and no class token, a text tower of open_clip\'s own, and a logit bias')
+            and not isinstance(trunk.patch_embed, HybridEmbed) and model.logit_bias is not None
+            and isinstance(getattr(clip, 'text', None), TextTransformer)):
+        raise CSClipError('to_transformers: no SigLIP; expected a plain timm ViT with attention pooling and no class token, '
+                          'a text tower of open_clip\'s own, and a logit bias')
     text, pictures, size, patch = model.model_cfg['text_cfg'], model.preprocess_cfg, trunk.patch_embed.img_size, trunk.patch_embed.patch_size
     _only('the pictures\' resize_mode', pictures['resize_mode'], ('squash',))
     _only('the pictures\' mode', pictures['mode'], ('RGB',))
@@ -649,7 +653,8 @@ def to_transformers(
     tokenizer = _with_cleaning(model.tokenizer, text['context_length'])
     config = SiglipConfig(
         vision_config=dict(hidden_size=trunk.embed_dim, intermediate_size=trunk.blocks[0].mlp.fc1.out_features, num_hidden_layers=len(trunk.blocks),
-                           num_attention_heads=trunk.blocks[0].attn.num_heads, image_size=size[0], patch_size=patch[0], hidden_act=_gelu(trunk, 'image'),
+                           num_attention_heads=trunk.blocks[0].attn.num_heads, image_size=size[0], patch_size=patch[0],
+                           hidden_act=_gelu(trunk, 'image'),
                            layer_norm_eps=trunk.norm.eps),
         text_config=dict(vocab_size=text['vocab_size'], hidden_size=text['width'], intermediate_size=clip.text.transformer.resblocks[0].mlp.c_fc.out_features,
                          num_hidden_layers=text['layers'], num_attention_heads=text['heads'], max_position_embeddings=text['context_length'],
