@@ -6,16 +6,14 @@
 __all__ = ['RULES', 'VERSION', 'SCHEMA', 'concepts', 'concepts_file']
 
 # %% ../nbs/06_concepts.ipynb #5df24486
-import re
 from collections import Counter
 from pathlib import Path
 import pyarrow as pa
 from .files import CSClipError, read_shard
-from .parsing import SceneGraph, follow_shards, read_graphs
+from .parsing import DETERMINERS, QUANTIFIERS, SceneGraph, follow_shards, leading, read_graphs
 
 # %% ../nbs/06_concepts.ipynb #e589b8d8
-_DETERMINER = re.compile(r'''(?:\b(?:an?|the|this|that|these|those|some|any|no|all|both|each|every|another|
-    his|her|its|their|my|your|our)\s+)+''', re.I | re.X)
+_DETERMINER = leading(DETERMINERS | QUANTIFIERS)
 
 def _phrase(caption, o):
     said = _DETERMINER.match(caption, o.phrase.start, o.start)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FORMATS', 'Foil', 'UnitFoil', 'Unit', 'Record', 'Records', 'read_karpathy', 'CaptionRows', 'load_supervision',
-           'load_concepts', 'ImageStore', 'Pixels', 'batch_indices', 'step_rng']
+           'load_concepts', 'MissingImage', 'ImageStore', 'Pixels', 'batch_indices', 'step_rng']
 
 # %% ../nbs/09_data.ipynb #33c7f902
 import collections, dataclasses, functools, io, os, re, struct, tarfile, threading, zipfile, zlib
@@ -277,6 +277,9 @@ def _rgb(data:bytes):
 _BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, zlib.error, zipfile.BadZipFile, Image.DecompressionBombError)
 
 # %% ../nbs/09_data.ipynb #97637792
+class MissingImage(CSClipError):
+    "A picture that is not there at all."
+
 class ImageStore:
     "Pictures by name, from a folder of files and archives or from one zip or tar. Raises `CSClipError` for a root that is neither."
     def __init__(self, root:str|Path):
@@ -306,7 +309,7 @@ class ImageStore:
 
     def _found(self, name):
         if found := self._find(name): return found
-        raise CSClipError(f'{self.root}: no image "{name}", neither loose nor in a .zip or .tar')
+        raise MissingImage(f'{self.root}: no image "{name}", neither loose nor in a .zip or .tar')
 
     def digest(self, names:list[str]) -> str:
         "Names the pictures' bytes, however they are packed: a zip lists its members' CRC-32, other files are read. Raises `CSClipError` as `open`."
@@ -314,7 +317,7 @@ class ImageStore:
         return digest(*[[name, zlib.crc32(member.read_bytes()) if archive is None else archive.crc(member)] for name, archive, member in found])
 
     def open(self, name:str) -> Image.Image:
-        "The picture as RGB. Raises `CSClipError` naming file and picture when it is missing, truncated or no image."
+        "The picture as RGB. Raises `CSClipError` naming file and picture when it is missing (`MissingImage`), truncated or no image."
         archive, member = self._found(name)
         try: return _rgb(member.read_bytes() if archive is None else archive.read(member))
         except _BROKEN as e:

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from tqdm import tqdm
 import cs_clip
 from .benchmarks import Benchmark, crop
-from .data import ImageStore, Records
+from .data import ImageStore, MissingImage, Records
 from .files import CSClipError, atomic_write, digest, read_json, write_json
 from .generation import MLMPropose
 from .models import DualEncoder, _end_positions, _project, _text_tower
@@ -192,7 +192,7 @@ class Embedder:
     def images(self,
         root:Path, # an `ImageStore`'s
         items, # (name, box) pairs
-        missing:str='error', # or 'skip': leave out what cannot be opened; it is noted in `self.missing`
+        missing:str='error', # or 'skip': leave out what cannot be opened; `self.missing` says why
     ) -> dict: # (name, box) -> embedding [D]
         "Raises `CSClipError` for a picture that is missing or broken, unless skipped, and for embeddings that are not finite."
         keys = list(dict.fromkeys((root, *i) for i in items))
@@ -599,6 +599,16 @@ def _scale(embedder):
 
 def _pictures(choice): return [(choice.image, choice.box), *((name, None) for name in choice.others)]
 
+def _left_out(embedder, benchmark, kept) -> dict: # 'without_picture', 'with_unreadable_picture' -> {'n': items, 'first': a picture}
+    "What the items that were skipped lack."
+    found = {}
+    for c in (c for c, there in zip(benchmark.choices, kept) if not there):
+        name, error = next((k[0], e) for k in _pictures(c) if (e := embedder.missing.get((benchmark.images, *k))))
+        found.setdefault('without_picture' if isinstance(error, MissingImage) else 'with_unreadable_picture', {'n': 0, 'first': name})['n'] += 1
+    return found
+
+def _reasons(left_out): return [f'{w["n"]} {why.replace("_", " ")}, first {w["first"]}' for why, w in left_out.items()]
+
 # %% ../nbs/13_evaluation.ipynb #c7ac78ef
 def _score_half_truths(embedder, benchmark, choices, kept, images, seed, blind):
     "The result of half-truths: subsets are the additions and the changes; `correct_ordering` beside each accuracy, `shortest_first` below both."
@@ -633,12 +643,12 @@ def evaluate(
     model, # a `DualEncoder`, or the `Embedder` that the benchmarks of a run share
     benchmark:Benchmark,
     batch_size:int=256, # pictures or texts embedded at once; an `Embedder` has its own
-    missing:str='error', # what to do about a picture that cannot be opened: 'error', or 'skip' its items and count them
+    missing:str='error', # what to do about a picture that is not there or damaged: 'error', or 'skip' its items and count them
     seed:int=0, # of the bootstrap
     blind:BlindReader|None=None, # scores the captions alone, to stand beside
 ) -> dict: # what results/<run>/<benchmark>.json holds, but for the run's name
     """Score a model on a benchmark. `avg` is the mean over items, `std` the population standard deviation over the subsets' accuracies
-    (CS-CLIP, section 5.1); `interval`s are 95 % bootstrap intervals over pictures; `incomplete` names what was not found. Raises
+    (CS-CLIP, section 5.1); `interval`s are 95 % bootstrap intervals over pictures; `incomplete` names what was not found, `left_out` why. Raises
     `CSClipError` for a missing or broken picture, a box without a pixel, an embedding that is not finite, and a subset of which nothing is left."""
     if missing not in ('error', 'skip'): raise CSClipError(f'missing {missing!r}: expected "error" or "skip"')
     embedder = model if isinstance(model, Embedder) else Embedder(model, batch_size)
@@ -650,11 +660,14 @@ def evaluate(
     choices = [c for c, there in zip(benchmark.choices, kept) if there]
     wanted = {c.subset for c in benchmark.choices} if benchmark.kind in ('retrieval', 'paired') else set(benchmark.expected)
     if lacking := sorted(wanted - {c.subset for c in choices}) or ([] if choices else ['all']):
-        raise CSClipError(f'{benchmark.name}: no item of {", ".join(lacking)} is left of {len(benchmark.choices)}; '
+        why = ''.join(f'; {why}' for why in _reasons(_left_out(embedder, benchmark, kept)))
+        raise CSClipError(f'{benchmark.name}: no item of {", ".join(lacking)} is left of {len(benchmark.choices)}{why}; '
                           f'are the pictures in {benchmark.images}?')
     result = _SCORES[benchmark.kind](embedder, benchmark, choices, kept, images, seed, blind)
     keys = {(benchmark.images, *k) for c in choices for k in _pictures(c)}
-    counts = {'boxes_clipped': len(keys & embedder.clipped), 'items_without_picture': len(benchmark.choices) - len(choices)}
+    left_out = _left_out(embedder, benchmark, kept)
+    counts = {'boxes_clipped': len(keys & embedder.clipped), 'items_without_picture': 0, **{f'items_{why}': w['n'] for why, w in left_out.items()}}
+    if left_out: result['left_out'] = left_out
     return {'benchmark': benchmark.name, **result, 'scale': _scale(embedder), 'provenance': {
         'code_version': cs_clip.__version__, 'data': benchmark.digest, 'model': embedder.digest,
         'head': 'matching' if embedder.matching else 'embedding',
@@ -668,7 +681,7 @@ def headline(result:dict) -> str: # of `evaluate`
     low, high = result['interval']
     said = f'{result["benchmark"]}: {result["avg"]:.1%} [{low:.1%}, {high:.1%}]'
     if result['incomplete']: said += f' INCOMPLETE ({"; ".join(result["incomplete"])})'
-    lines = [said, *result.get('definition', [])]
+    lines = [said, *(f'left out: {why}' for why in _reasons(result.get('left_out', {}))), *result.get('definition', [])]
     for name, s in result['subsets'].items():
         beside = [f'{k.replace("_", " ")} {s[k]:.1%}' for k in ('tot', 'correct_ordering', 'chance', 'blind', 'blind_ordering', 'shortest_first', 'same_bag') if k in s]
         lines.append(f'  {name}: {s["accuracy"]:.1%}, {s["n"]} of {s["expected"]}, ties {s["ties"]}' + ''.join(f', {b}' for b in beside))

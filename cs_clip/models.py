@@ -8,7 +8,7 @@ __all__ = ['SIGLIP_PICTURES', 'PRECISIONS', 'Encoder', 'DualEncoder', 'word_toke
            'TransformersEncoder', 'Blip2Encoder', 'load', 'to_transformers']
 
 # %% ../nbs/07_models.ipynb #29f00a66
-import contextlib, functools, json, logging, pickle, shutil, tempfile, urllib.error, zipfile
+import contextlib, functools, json, logging, pickle, re, shutil, string, tempfile, urllib.error, zipfile
 from pathlib import Path
 import open_clip, torch, torch.nn.functional as F
 from huggingface_hub import hf_hub_download
@@ -16,13 +16,16 @@ from huggingface_hub.errors import EntryNotFoundError
 from open_clip.model import convert_to_custom_text_state_dict, get_model_preprocess_cfg
 from open_clip.pretrained import get_pretrained_cfg, list_pretrained_tags_by_model
 from open_clip.modified_resnet import ModifiedResNet
+from open_clip.tokenizer import HFTokenizer, get_clean_fn
 from open_clip.transform import PreprocessCfg, image_transform_v2
+from open_clip.transformer import TextTransformer
 from PIL import Image
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 from timm.layers import AttentionPoolLatent, HybridEmbed
+from timm.layers.activations import GELUTanh
 from timm.models import register_model
 from timm.models.vision_transformer import VisionTransformer
 from transformers import (AutoImageProcessor, AutoTokenizer, Blip2ForImageTextRetrieval, CLIPModel, PreTrainedTokenizerFast, SiglipConfig,
@@ -163,7 +166,8 @@ class DualEncoder(Encoder):
 
     def save(self, folder:str|Path):
         """Write open_clip's folder format: `open_clip_model.safetensors`, tokenizer files, and `open_clip_config.json` last, so that a
-        folder with a configuration is whole. `load('local-dir:…')` and open_clip itself read it."""
+        folder with a configuration is whole. `load('local-dir:…')` and open_clip itself read it; open_clip after `import cs_clip.models` where
+        the image tower is one that is registered here (`vit_icon_…`, as the embedded SigLIP's), else alone."""
         folder, cfg = Path(folder), {**self.model_cfg, 'text_cfg': dict(self.model_cfg['text_cfg'])}
         (folder/'open_clip_config.json').unlink(missing_ok=True)
         with atomic_write(folder/'open_clip_model.safetensors') as part:
@@ -595,30 +599,72 @@ def _siglip_state(clip):
             **{f'vision_model.{k}': x for k, x in image.items()}, **{f'text_model.{k}': x for k, x in text.items()}}
 
 # %% ../nbs/07_models.ipynb #56065a2b
-def _gelu(module):
-    return next('gelu' if m.approximate == 'none' else 'gelu_pytorch_tanh' for m in module.modules() if isinstance(m, nn.GELU))
+def _only(what, found, expected):
+    "Raises `CSClipError` for what transformers' SigLIP has in other forms alone: one of `expected`, as words."
+    if str(found) not in expected: raise CSClipError(f'to_transformers: {what} is {found}; expected {" or ".join(expected)}, as transformers has it')
+
+def _gelu(module, what):
+    found = {'gelu_pytorch_tanh' if isinstance(m, GELUTanh) or m.approximate == 'tanh' else 'gelu'
+             for m in module.modules() if isinstance(m, (nn.GELU, GELUTanh))}
+    _only(f'the {what} tower\'s activation', ' and '.join(sorted(found)) or 'no GELU', ('gelu', 'gelu_pytorch_tanh'))
+    return found.pop()
+
+_SPACES = normalizers.Replace(Regex(r'\s+'), ' '), normalizers.Strip()
+_CLEANING = { # open_clip's function -> the same for tokenizers
+    get_clean_fn('whitespace'): _SPACES, get_clean_fn('lower'): (*_SPACES, normalizers.Lowercase()),
+    get_clean_fn('canonicalize'): (normalizers.Replace('_', ' '), normalizers.Replace(Regex(f'[{re.escape(string.punctuation)}]'), ''),
+                                   normalizers.Lowercase(), *_SPACES)}
+
+def _with_cleaning(tokenizer, context_length) -> PreTrainedTokenizerFast:
+    "open_clip's tokenizer as one that cleans texts itself, of transformers' general class: T5's, say, would put its own normalizer back."
+    own = getattr(tokenizer, 'tokenizer', None)
+    kind = type(own if isinstance(tokenizer, HFTokenizer) and not hasattr(own, 'backend_tokenizer') else tokenizer).__name__
+    _only('the tokenizer', kind, ('HFTokenizer',))
+    _only('the tokenizer\'s mode', tokenizer.tokenizer_mode or 'standard', ('standard',))
+    _only('the tokenizer\'s strip_sep_token', tokenizer.strip_sep_token, ('False',))
+    _only('the tokenizer\'s cleaning', getattr(tokenizer.clean_fn, '__name__', tokenizer.clean_fn), [f.__name__ for f in _CLEANING])
+    backend = Tokenizer.from_str(own.backend_tokenizer.to_str())
+    backend.no_padding()
+    backend.no_truncation()
+    backend.normalizer = normalizers.Sequence([*_CLEANING[tokenizer.clean_fn], *filter(None, [backend.normalizer])])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, model_max_length=context_length, padding_side=own.padding_side,
+                                   truncation_side=own.truncation_side, **own.special_tokens_map)
 
 def to_transformers(
     model:DualEncoder, # an open_clip SigLIP: timm's ViT with attention pooling and no class token, a text tower that is not causal
 ) -> TransformersEncoder: # around a `SiglipModel` of the same weights; `save` writes transformers' folder
-    """The same model in transformers' form, of which `SiglipVisionModel` loads the image tower alone. Embeddings of pixels and token ids are equal. Raises
-    `CSClipError` for a model of another build."""
-    clip, text = model.clip, model.model_cfg['text_cfg']
-    trunk = getattr(clip.visual, 'trunk', None)
-    if not isinstance(trunk, VisionTransformer) or not isinstance(trunk.attn_pool, AttentionPoolLatent) or trunk.num_prefix_tokens or isinstance(trunk.patch_embed, HybridEmbed) or model.logit_bias is None:
-        raise CSClipError('to_transformers: no SigLIP; expected a plain timm ViT with attention pooling and no class token, and a logit bias')
-    size, patch = trunk.patch_embed.img_size, trunk.patch_embed.patch_size
-    tokenizer = model.tokenizer.tokenizer
+    """The same model in transformers' form, of which `SiglipVisionModel` loads the image tower alone; no code of ours is needed for it.
+    Embeddings of pixels and of token ids are equal, and token ids (see above); sizing a picture rounds otherwise. Raises `CSClipError` for a
+    model of another build, and for preprocessing and tokenizers that transformers' SigLIP has not."""
+    clip, trunk = model.clip, getattr(getattr(model.clip, 'visual', None), 'trunk', None)
+    if not (isinstance(trunk, VisionTransformer) and isinstance(trunk.attn_pool, AttentionPoolLatent) and not trunk.num_prefix_tokens
+            and not isinstance(trunk.patch_embed, HybridEmbed) and model.logit_bias is not None
+            and isinstance(getattr(clip, 'text', None), TextTransformer)):
+        raise CSClipError('to_transformers: no SigLIP; expected a plain timm ViT with attention pooling and no class token, '
+                          'a text tower of open_clip\'s own, and a logit bias')
+    text, pictures, size, patch = model.model_cfg['text_cfg'], model.preprocess_cfg, trunk.patch_embed.img_size, trunk.patch_embed.patch_size
+    _only('the pictures\' resize_mode', pictures['resize_mode'], ('squash',))
+    _only('the pictures\' mode', pictures['mode'], ('RGB',))
+    _only('the pictures\' interpolation', pictures['interpolation'], ('bicubic', 'bilinear'))
+    _only('the pictures\' height by width', 'x'.join(map(str, size)), (f'{size[1]}x{size[1]}',))
+    _only('the attention pooling\'s heads', trunk.attn_pool.num_heads, (str(trunk.blocks[0].attn.num_heads),))
+    _only('the text tower\'s pooling', clip.text.pool_type, ('last',))
+    _only('the text tower\'s attention', 'causal' if clip.text.attn_mask is not None else 'open', ('open',))
+    tokenizer = _with_cleaning(model.tokenizer, text['context_length'])
     config = SiglipConfig(
         vision_config=dict(hidden_size=trunk.embed_dim, intermediate_size=trunk.blocks[0].mlp.fc1.out_features, num_hidden_layers=len(trunk.blocks),
-                           num_attention_heads=trunk.blocks[0].attn.num_heads, image_size=size[0], patch_size=patch[0], hidden_act=_gelu(trunk),
+                           num_attention_heads=trunk.blocks[0].attn.num_heads, image_size=size[0], patch_size=patch[0],
+                           hidden_act=_gelu(trunk, 'image'),
                            layer_norm_eps=trunk.norm.eps),
         text_config=dict(vocab_size=text['vocab_size'], hidden_size=text['width'], intermediate_size=clip.text.transformer.resblocks[0].mlp.c_fc.out_features,
                          num_hidden_layers=text['layers'], num_attention_heads=text['heads'], max_position_embeddings=text['context_length'],
-                         hidden_act=_gelu(clip.text), layer_norm_eps=clip.text.ln_final.eps, projection_size=model.model_cfg['embed_dim'],
+                         hidden_act=_gelu(clip.text, 'text'), layer_norm_eps=clip.text.ln_final.eps, projection_size=model.model_cfg['embed_dim'],
                          bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id))
     siglip = SiglipModel(config)
-    siglip.load_state_dict(_siglip_state(clip))
-    images = SiglipImageProcessor(size={'height': size[0], 'width': size[1]}, image_mean=list(model.preprocess_cfg['mean']),
-                                  image_std=list(model.preprocess_cfg['std']), resample=Image.Resampling.BICUBIC)
+    state, theirs = _siglip_state(clip), siglip.state_dict()
+    _must_fit('to_transformers', 'a SiglipModel', missing=set(theirs) - set(state), unknown=set(state) - set(theirs),
+              of_another_shape={k for k in set(state) & set(theirs) if state[k].shape != theirs[k].shape})
+    siglip.load_state_dict(state)
+    images = SiglipImageProcessor(size={'height': size[0], 'width': size[1]}, image_mean=list(pictures['mean']), image_std=list(pictures['std']),
+                                  resample=Image.Resampling[pictures['interpolation'].upper()])
     return TransformersEncoder(siglip.to(model.device, next(clip.parameters()).dtype).eval(), tokenizer, images)

@@ -26,7 +26,7 @@ from .files import CSClipError, batches, digest, field, read_lines, read_shard, 
 from .generation import (
     NO_CANDIDATE, HardNegatives, attribute_slot, begins, capitalised, is_word, object_slot, own_capital, relation_slots, attribute_class)
 from .lexicon import categories, forms, lemma, same_meaning, symmetric
-from .parsing import SceneGraph, Span, follow_shards, processes, read_graphs
+from .parsing import DETERMINERS, SceneGraph, Span, follow_shards, leading, processes, read_graphs
 
 # %% ../nbs/05_units.ipynb #1fb4eebd
 CHANGES = {'entity': ('object', 'attribute'), 'relation': ('predicate', 'swap', 'entity')} # what a foil of each kind of unit may change
@@ -60,7 +60,7 @@ class RelationUnit:
 GENERIC = frozenset('''thing something anything everything nothing someone somebody anyone area picture photo image photograph view scene
     background foreground side part lot kind type sort way one other object item stuff place spot time day top bottom front back middle
     left right end'''.split()) # nothing to look for in a picture (appendix B.3.3)
-_DETERMINER = re.compile(r'(?:\b(?:an?|the|this|that|these|those|his|her|its|their|my|your|our|another|each|every)\s+)+', re.I)
+_DETERMINER = leading(DETERMINERS) # "some" and "all" are quantifiers, which units keep
 
 def _lowered(caption, start, end):
     text = caption[start:end]

@@ -1,24 +1,29 @@
-"""The four commands as a shell runs them, on a slice of the embedded world; what preflight calls missing; bad input in one line."""
+"""The commands as a shell runs them, on a slice of the embedded world; what preflight calls missing; bad input in one line."""
 import errno, json, os, shutil, subprocess, sys
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet as pq, pytest, yaml
+from fastcore.script import anno_parser
 from safetensors.torch import load_file, save_file
-from cs_clip.cli import (checked_device, clip_is_here, compose, coverage_table, cs_clip_evaluate, cs_clip_negatives, cs_clip_preflight, cs_clip_train,
-                         examples, inputs, text_model_is_here)
+import cs_clip.cli
+from cs_clip.cli import (checked_device, clip_is_here, compose, coverage_table, cs_clip_evaluate, cs_clip_extract, cs_clip_negatives, cs_clip_preflight, cs_clip_train,
+                         cs_clip_units, examples, inputs, text_model_is_here, unit_examples)
 from cs_clip.evaluation import headline
 from cs_clip.files import UNFINISHED, CSClipError, write_json
 from cs_clip.generation import KINDS
+from cs_clip.parsing import parse_file
+from cs_clip.units import CHANGES
 from tiny_clip import tiny_transformers
 from cs_clip.icon_world import write_world_half_truths
 
 ROOT = Path(__file__).resolve().parents[1]
+COMMANDS = 'cs_clip_negatives', 'cs_clip_units', 'cs_clip_extract', 'cs_clip_train', 'cs_clip_evaluate', 'cs_clip_preflight'
 WORLD, MLM, NLI = 'data/icon_world', 'data/models/mlm', 'data/models/nli'
 
 @pytest.fixture(scope='module')
 def scripts(tmp_path_factory):
     "A script for each console script's entry point: the commands read the command line in a script alone."
     folder = tmp_path_factory.mktemp('scripts')
-    for name in ('cs_clip_negatives', 'cs_clip_train', 'cs_clip_evaluate', 'cs_clip_preflight'):
+    for name in COMMANDS:
         (folder/name).write_text(f'import sys\nfrom cs_clip.cli import {name}\nsys.exit({name}())\n')
     def run(cwd, name, *args):
         env = {**os.environ, 'PYTHONPATH': str(ROOT)}
@@ -70,6 +75,7 @@ def made(small, scripts):
     evaluate = 'cs_clip_evaluate', 'local-dir:made/model', '--benchmark', 'sugar_crepe', '--out', 'made/scores', '--world', 'IconWorld', '--run', 'sg-mine-0', '--paths'
     return small, {
         'negatives': ended('cs_clip_negatives', f'{WORLD}/dataset_coco.json', '--out', 'made/supervision', '--mlm', MLM, '--nli', NLI),
+        'units': ended('cs_clip_units', 'made/supervision/graphs', 'made/units', '--mlm', MLM, '--nli', NLI, '--min_uses', '2'),
         'train': ended(*train), 'train again': ended(*train),
         'evaluate': ended(*evaluate, f'sugar_crepe={WORLD}/sugar_crepe', f'images={WORLD}/test.zip', '--cache', 'made/cache'),
         'half-truths': ended('cs_clip_evaluate', 'local-dir:data/models/clip', '--benchmark', 'half_truth', '--out', 'made/scores', '--world', 'IconWorld', '--paths',
@@ -93,6 +99,33 @@ def test_negatives(made):
     assert {(kind, *pair) for kind, pair in zip([k for k in KINDS if counts[k]['made']], plain)} <= made and shown
 
 
+def test_units(made):
+    folder, said = made
+    rows = pq.read_table(folder/'made/units/part-00000.parquet').to_pylist()
+    assert [r['caption'] for r in rows] == [r['caption'] for r in pq.read_table(folder/'made/supervision/part-00000.parquet').to_pylist()]
+    counts = json.loads((folder/'made/units/coverage.json').read_text())
+    first, table, shown, last = said['units'].split('\n\n')
+    assert (first, last) == (f'made/supervision/graphs: {len(rows)} captions', 'made/units: written\n')
+    names = ['entities', 'relations', *sum(CHANGES.values(), ())]
+    header, made_, *reasons = table.splitlines()
+    assert header.split() == names and made_.split() == ['made', *(str(counts[n]['made']) for n in names)]
+    assert {line[:len(line) - len(line.lstrip()) + 40].split('  ')[0].strip() for line in reasons} == {r for n in names for r in counts[n]} - {'made'}
+    found = unit_examples(folder/'made/units')
+    assert [line.split()[0] for line in shown.splitlines()] == list(found) and all(unit != foil and f'{unit}  ->  {foil}' in shown for unit, foil in found.values())
+
+
+def test_units_feed_training(made, monkeypatch, capsys):
+    monkeypatch.chdir(made[0])
+    given = dict(model='local-dir:data/models/clip', set=['steps=1', 'batch_size=4'], units='made/units')
+    assert cs_clip_train('units', 'made/supervision', WORLD, 'made/by_units', **given) == 0 and 'made/by_units: 1 steps' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('name', COMMANDS)
+def test_every_argument_is_explained(name):
+    parser = anno_parser(getattr(cs_clip.cli, name))
+    assert parser.description and all(a.help for a in parser._actions)
+
+
 def test_train(made):
     folder, said = made
     assert sorted(p.name for p in (folder/'made/model').iterdir()) == [
@@ -100,6 +133,37 @@ def test_train(made):
     parameters = json.loads((folder/'made/model/training.json').read_text())['parameters']
     assert (parameters['method'], parameters['steps'], parameters['batch_size'], parameters['seed']) == ('sg', 2, 4, 0)
     assert said['train'].startswith('made/model: 2 steps, loss ') and said['train again'] == said['train']
+
+
+def test_another_run_is_not_replaced_in_silence(made, monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(made[0])
+    given = dict(model='local-dir:data/models/clip')
+    def run(*settings, **more):
+        assert cs_clip_train('sg', 'made/supervision', WORLD, str(tmp_path/'model'), set=['batch_size=4', *settings], **{**given, **more}) == 0
+        return [line for line in capsys.readouterr().err.splitlines() if 'holds another run' in line]
+    assert run('steps=1') == [] and run('steps=1') == []
+    assert run('steps=1', 'lr=2e-4', seed=3) == [f'{tmp_path/"model"}: holds another run, which is replaced; lr 1e-05, now 0.0002; seed 0, now 3']
+    said, = run('steps=1', 'lr=2e-4', seed=3, model='local-dir:made/model')
+    assert 'base_model' in said and 'lr' not in said
+    assert cs_clip_train('sg', 'made/supervision', WORLD, str(tmp_path/'model'), set=['lrr=1'], **given) == 1
+    assert 'holds another run' not in capsys.readouterr().err
+
+
+def test_shards_of_another_run_are_not_replaced_in_silence(project, capsys):
+    captions = ['a red car next to a dog', 'a small cat on a blue table', 'a man rides a horse']
+    def run(*lines, **more):
+        Path('x.txt').write_text('\n'.join(lines))
+        assert cs_clip_negatives('x.txt', 'out', mlm=MLM, nli=NLI, kinds=['replace_att'], shard_size=1, **more) == 0
+        return [line for line in capsys.readouterr().err.splitlines() if 'replaced' in line]
+    assert run(*captions) == [] and run(*captions) == []
+    assert run(*captions, seed=1) == ['out: 3 of 3 shards of an earlier run were of other settings or models, and are replaced']
+    assert run(captions[0], captions[2], seed=1) == ['out: 2 of 3 shards of an earlier run were of other captions, and are replaced']
+    for folder in 'out', 'out/graphs':
+        before = Path(f'{folder}/part-00000.parquet').read_bytes()
+        assert cs_clip_units('out/graphs', folder, mlm=MLM, nli=NLI) == 1 and 'of another stage; choose another folder' in capsys.readouterr().err
+        assert Path(f'{folder}/part-00000.parquet').read_bytes() == before and not Path(f'{folder}/{UNFINISHED}').exists()
+    for seed in 0, 0, 1: assert cs_clip_units('out/graphs', 'units', mlm=MLM, nli=NLI, seed=seed) == 0
+    assert capsys.readouterr().err.count('units: 2 of 2 shards of an earlier run were of other captions, settings or models') == 1
 
 
 def test_evaluate(made):
@@ -276,6 +340,16 @@ BAD = [
     (cs_clip_negatives, {'mlm': 'no_weights'}, 'no_weights: no AutoModelForMaskedLM can be loaded (Error no file named model.safetensors'),
     (cs_clip_negatives, {'nli': 'two_labels'}, 'two_labels: its labels are entailment, contradiction; expected entailment, neutral'),
     (cs_clip_negatives, {'mlm': 'data/models/mlmm'}, 'the embedded model is --mlm data/models/mlm, which `make data` fetches'),
+    (cs_clip_negatives, {'mlm': NLI}, f'{NLI}: is a BertForSequenceClassification; --mlm takes a masked language model'),
+    (cs_clip_negatives, {'nli': MLM}, f'{MLM}: is a BertForMaskedLM; --nli takes an inference model, a …ForSequenceClassification; are --mlm and --nli exch'),
+    (cs_clip_negatives, {'captions': None, 'explain': ' '}, '--explain: the caption is empty; expected words'),
+    (cs_clip_units, {}, 'nowhere: no part-*.parquet'), (cs_clip_units, {'limit': 0}, 'limit is 0'), (cs_clip_units, {'min_uses': -1}, 'min_uses -1'),
+    (cs_clip_units, {'graphs': 'graphs', 'nli': MLM}, 'are --mlm and --nli exchanged?'), (cs_clip_units, {'graphs': 'graphs', 'k': 0}, 'k is 0'),
+    (cs_clip_extract, {}, 'nowhere: no part-*.parquet'), (cs_clip_extract, {'graphs': 'graphs', 'extra': '[]'}, '--extra []: expected a JSON object'),
+    (cs_clip_extract, {'graphs': 'graphs', 'extra': '{x'}, '--extra {x: expected'), (cs_clip_extract, {'graphs': 'graphs', 'tries': 0}, '--tries 0: expected 1 or more'),
+    (cs_clip_evaluate, {'mlm': NLI}, '--mlm takes a masked language model'),
+    (cs_clip_train, {'units': 'u'}, '--units u: sg reads no units; leave it away, or train units'),
+    (cs_clip_train, {'concepts': 'c', 'method': 'units', 'units': 'u'}, '--concepts c: units reads no concepts; leave it away, or train siglip_ft or c2lip'),
     (cs_clip_train, {'supervision': 'nowhere'}, 'nowhere: no part-*.parquet'), (cs_clip_train, {'method': 'clip'}, 'base model'),
     (cs_clip_train, {'set': ['seed=1']}, 'seed=1: seed has an argument of its own'), (cs_clip_train, {'set': ['lr=1', 'lr=2']}, 'lr: given twice'),
     (cs_clip_train, {'set': ['model=x']}, 'model has an argument'), (cs_clip_train, {'set': ['steps']}, '"steps": expected key=value'),
@@ -290,7 +364,8 @@ BAD = [
     (cs_clip_evaluate, {'paths': ['name=x']}, 'name has an argument'), (cs_clip_evaluate, {'paths': ['images=1', 'images=2']}, 'images: given twice'),
     (cs_clip_evaluate, {'paths': ['sugar_crepe=2017', 'images=2017']}, '2017/replace_obj.json: not found'),
     (cs_clip_preflight, {'profile': 'nobody'}, 'there are icon_world, paper_sg')]
-GOOD = {cs_clip_negatives: {'captions': 'x.txt', 'out': 'out', 'mlm': MLM, 'nli': NLI},
+GOOD = {cs_clip_units: {'graphs': 'nowhere', 'out': 'out', 'mlm': MLM, 'nli': NLI}, cs_clip_extract: {'graphs': 'nowhere', 'out': 'out'},
+        cs_clip_negatives: {'captions': 'x.txt', 'out': 'out', 'mlm': MLM, 'nli': NLI},
         cs_clip_train: {'method': 'sg', 'supervision': 'nowhere', 'images': 'nowhere', 'out': 'out'},
         cs_clip_evaluate: {'model': 'local-dir:nowhere', 'benchmark': 'sugar_crepe', 'out': 'out', 'world': 'IconWorld'}}
 
@@ -298,6 +373,7 @@ GOOD = {cs_clip_negatives: {'captions': 'x.txt', 'out': 'out', 'mlm': MLM, 'nli'
 def broken(project):
     "The project with models that lack something, a torn shard and captions cut short."
     Path('x.txt').write_text('a red car next to a dog\n')
+    parse_file([(1, '', 'a red car next to a dog')], 'graphs')
     Path('cut.jsonl').write_text('{"caption": "a dog"}\n{"caption": "a c')
     (project/'torn').mkdir()
     (project/'torn/part-00000.parquet').write_bytes(b'PAR1')

@@ -3,6 +3,7 @@ import pytest
 from cs_clip.concepts import RULES, concepts
 from cs_clip.files import CSClipError
 from cs_clip.parsing import Attribute, Object, SceneGraph, SceneGraphParser, Span
+from cs_clip.units import entities
 
 
 def graph(caption, *phrases):
@@ -45,3 +46,9 @@ def test_attributes_beside_the_phrase_are_not_invented():
     g = graph('The mug is red', 'The mug')
     g = SceneGraph(g.caption, g.objects, (Attribute('red', 11, 14, 0),))
     assert concepts(g) == ('mug',)
+
+
+def test_units_keep_the_quantifier_that_concepts_drop():
+    graph = next(iter(SceneGraphParser().parse(['there are some dogs under all the tables'])))
+    assert concepts(graph) == ('dogs', 'tables')
+    assert [e.text for e in entities(graph)[0]] == ['some dogs', 'all the tables']

@@ -241,8 +241,24 @@ def test_a_picture_that_cannot_be_opened(model, broken, image, box, message):
     assert message in str(e.value)
     embedder = Embedder(model)
     result = evaluate(embedder, b, missing='skip')
-    assert result['subsets']['a']['n'] == 2 and result['provenance']['counts']['items_without_picture'] == 1 and not result['complete']
+    counts, absent = result['provenance']['counts'], image == 'gone.png'
+    assert result['subsets']['a']['n'] == 2 and not result['complete']
+    assert counts['items_without_picture'] == absent and counts.get('items_with_unreadable_picture', 0) == (not absent)
+    said, = (line for line in headline(result).splitlines() if line.startswith('left out: '))
+    assert said == f'left out: 1 {"without picture" if absent else "with unreadable picture"}, first {image}'
     with pytest.raises(CSClipError): evaluate(embedder, b)  # it is no less missing for having been skipped before
+
+
+def test_absent_and_unreadable_pictures_are_told_apart(model, broken):
+    names = ['0.png', 'gone.png', 'cut.png', '1.png', 'lost.png']
+    b = Benchmark('toy', [Choice(str(i), 'a', name, ('a cat', 'a dog')) for i, name in enumerate(names)], broken, {'a': 5})
+    result = evaluate(model, b, missing='skip')
+    assert result['left_out'] == {'without_picture': {'n': 2, 'first': 'gone.png'}, 'with_unreadable_picture': {'n': 1, 'first': 'cut.png'}}
+    nothing = Benchmark('toy', [c for c in b.choices if c.image not in ('0.png', '1.png')], broken, {'a': 3})
+    with pytest.raises(CSClipError, match='no item of a is left of 3; 2 without picture, first gone.png; 1 with unreadable picture, first cut.png; are'):
+        evaluate(model, nothing, missing='skip')
+    whole = Benchmark('toy', [c for c in b.choices if c.image in ('0.png', '1.png')], broken, {'a': 2})
+    assert 'left_out' not in evaluate(model, whole, missing='skip')
 
 
 def test_clipped_boxes_are_counted(model, broken):

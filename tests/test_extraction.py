@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from cs_clip import units as un
+from cs_clip.cli import cs_clip_extract
 from cs_clip.data import load_supervision
 from cs_clip.extraction import MALFORMED, NO_ANSWER, NOT_SAID, STEPS, ChatServer, extract, extract_file, read_units
 from cs_clip.files import CSClipError
@@ -227,3 +228,32 @@ def test_the_second_route_feeds_training_alike(serve, tmp_path):
     extract_file(tmp_path/'parse', tmp_path/'units', client(serve(well)))
     records = load_supervision(tmp_path/'generate', tmp_path/'units')
     assert [u.text for u in records[0].units[0]] == ['red dog', 'cat', 'red dog above cat'] and len(list(un.half_truths(records, 'LM'))) == 16
+
+
+def test_the_command(serve, tmp_path, capsys, monkeypatch):
+    "The same shards as the function's, what was spent, the key from the environment; started again it asks nothing, and says when it replaces."
+    monkeypatch.setenv('OPENAI_API_KEY', 'secret')
+    parse_file(((i, f'{i}.png', c) for i, c in enumerate(CAPTIONS)), tmp_path/'parse', shard_size=15)
+    server, graphs, out = serve(well), str(tmp_path/'parse'), str(tmp_path/'units')
+    given = dict(url=server.url, model='any', concurrency=8, timeout=5., extra='{}', price_read=1., price_written=10.)
+    assert cs_clip_extract(graphs, out, **given) == 0
+    said = capsys.readouterr().out
+    path, headers, body = server.bodies[0]
+    assert headers['Authorization'] == 'Bearer secret' and 'chat_template_kwargs' not in body and (body['model'], body['temperature']) == ('any', .3)
+    assert said.startswith(f'{graphs}: {len(CAPTIONS)} captions') and 'red dog above cat  ->  red dog below cat' in said
+    assert said.endswith(f'{out}: written\n120 requests, 12,000 tokens read, 1,200 written; cost 0.02\n')
+    extract_file(graphs, tmp_path/'function', ChatServer(server.url, 'any', extra={}))
+    for p in (tmp_path/'function').glob('*.parquet'): assert p.read_bytes() == (tmp_path/'units'/p.name).read_bytes()
+    asked = sum(server.asked.values())
+    assert cs_clip_extract(graphs, out, **given) == 0 and sum(server.asked.values()) == asked and capsys.readouterr().err == ''
+    assert cs_clip_extract(graphs, out, **given, seed=1) == 0
+    assert f'{out}: 3 of 3 shards of an earlier run were of other captions, settings or models' in capsys.readouterr().err
+    assert cs_clip_extract(graphs, graphs, **given) == 1 and 'choose another folder' in capsys.readouterr().err
+
+
+def test_the_command_names_a_server_that_refuses(serve, tmp_path, capsys):
+    parse_file([(0, '', CAPTIONS[0])], tmp_path/'parse')
+    server = serve(lambda handler, n, step, user: (401, {}, b'no key'))
+    assert cs_clip_extract(str(tmp_path/'parse'), str(tmp_path/'units'), url=server.url) == 1
+    error, = capsys.readouterr().err.splitlines()
+    assert error.startswith(f'error: {server.url}: no answer from model "Qwen/Qwen3-8B-AWQ" (status 401: no key)')

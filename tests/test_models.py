@@ -1,12 +1,13 @@
-import json, os, subprocess, sys
-import open_clip, pytest, torch, torch.nn.functional as F
+import json, os, string, subprocess, sys
+import open_clip, pytest, sentencepiece, torch, torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from PIL import Image
 from safetensors.torch import load_file, save_file
+from timm.layers.activations import GELUTanh
 from transformers import (AutoImageProcessor, AutoProcessor, AutoTokenizer, Blip2ForImageTextRetrieval, Blip2Processor, CLIPImageProcessor,
-                          CLIPModel, SiglipModel, SiglipTokenizer)
+                          CLIPModel, SiglipModel, SiglipTokenizer, T5Tokenizer)
 from cs_clip.files import CSClipError
-from cs_clip.models import DualEncoder, load, new_model, to_transformers, word_tokenizer
+from cs_clip.models import SIGLIP_PICTURES, DualEncoder, load, new_model, tiny_siglip_config, to_transformers, word_tokenizer
 from tiny_clip import captions, clip_config, tiny_clip, tiny_siglip, tiny_transformers
 
 
@@ -495,8 +496,7 @@ def test_a_tokenizer_of_another_model(tmp_path, words, message):
 
 
 def test_siglips_own_tokenizer(tmp_path):
-    "It lowers case, drops punctuation and pads with the end token to the tower's length."
-    sentencepiece = pytest.importorskip('sentencepiece')
+    "Of SigLIPs in transformers' form, such as google/siglip-base-patch16-224: sentencepiece's. It lowers case, drops punctuation, pads with the end token to the tower's length."
     name = tiny_transformers(tmp_path, 'siglip')
     (tmp_path/'captions.txt').write_text('\n'.join(captions()))
     sentencepiece.SentencePieceTrainer.train(input=str(tmp_path/'captions.txt'), model_prefix=str(tmp_path/'spiece'), vocab_size=27,
@@ -618,4 +618,125 @@ def test_the_papers_siglip_converts():
 
 
 def test_only_a_siglip_converts(tmp_path):
-    with pytest.raises(CSClipError, match='no SigLIP'): to_transformers(load(tiny_clip(tmp_path)))
+    for name in tiny_clip(tmp_path), tiny_transformers(tmp_path, 'siglip'):
+        with pytest.raises(CSClipError, match='no SigLIP'): to_transformers(load(name))
+
+
+def siglip_of(folder, cfg=None, pictures=(), **text):
+    "An untrained SigLIP with weights of no special values."
+    cfg = cfg or tiny_siglip_config(64, 16, 1)
+    word_tokenizer(captions(), folder/'tokenizer', 16)
+    torch.manual_seed(0)
+    model = new_model({**cfg, 'text_cfg': {**cfg['text_cfg'], **text}}, folder/'tokenizer', {**SIGLIP_PICTURES, **dict(pictures)})
+    with torch.no_grad():
+        for x in model.parameters(): x += .02*torch.randn_like(x)
+    return model
+
+@pytest.mark.parametrize('differs, message', [
+    (dict(pictures={'resize_mode': 'shortest'}), "the pictures' resize_mode is shortest; expected squash"),
+    (dict(pictures={'interpolation': 'random'}), "the pictures' interpolation is random; expected bicubic or bilinear"),
+    (dict(no_causal_mask=False), "the text tower's attention is causal; expected open"),
+    (dict(pool_type='first'), "the text tower's pooling is first; expected last"),
+    (dict(tokenizer_kwargs={'strip_sep_token': True}), "the tokenizer's strip_sep_token is True; expected False"),
+    (dict(tokenizer_mode='clips'), "the tokenizer's mode is clips; expected standard")])
+def test_what_transformers_has_not_is_refused(tmp_path, differs, message):
+    with pytest.raises(CSClipError, match=f'^to_transformers: {message}, as transformers has it$'): to_transformers(siglip_of(tmp_path, **differs))
+
+
+def test_what_is_put_into_a_model_later_is_refused(tmp_path):
+    def refused(message):
+        with pytest.raises(CSClipError, match=message): to_transformers(model)
+    model = siglip_of(tmp_path)
+    model.tokenizer.clean_fn = str.upper
+    refused("the tokenizer's cleaning is upper; expected _clean_whitespace or _clean_lower or _clean_canonicalize")
+    model.tokenizer = open_clip.get_tokenizer('ViT-B-32')
+    refused('the tokenizer is SimpleTokenizer; expected HFTokenizer')
+    model = siglip_of(tmp_path)
+    model.clip.visual.trunk.blocks[0].mlp.act = torch.nn.GELU(approximate='tanh')
+    refused("the image tower's activation is gelu and gelu_pytorch_tanh")
+    model = siglip_of(tmp_path)
+    model.clip.visual.head.proj = torch.nn.Linear(96, 96)
+    model.clip.visual.trunk.blocks[0].ls1 = torch.nn.Linear(1, 1)
+    refused('not the weights of a SiglipModel: unknown: vision_model.encoder.layers.0.ls1')
+
+
+TEXTS_TO_CLEAN = ['A RED, cat!', ' a  red\tcat\n', 'a_red_cat', 'A "mug" (next) to-a dog.', string.punctuation, '', 'É a İ cat', 'cat ' * 40]
+
+@pytest.mark.parametrize('clean', ['whitespace', 'lower', 'canonicalize'])
+@pytest.mark.parametrize('kind', ['words', 't5'])
+def test_cleaning_becomes_the_tokenizers(tmp_path, clean, kind):
+    "Whatever class the tokenizer had: T5's, which real SigLIPs have, would put its own normalizer in place of it when it is loaded."
+    model = siglip_of(tmp_path, tokenizer_kwargs={'clean': clean})
+    if kind == 't5':
+        pieces = ['<pad>', '</s>', '<unk>', *(f'▁{w}' for w in ('a', 'red', 'cat', 'Red', 'mug')), '▁', *string.ascii_letters]
+        model.tokenizer.tokenizer = T5Tokenizer(vocab=[(p, -float(i)) for i, p in enumerate(pieces)], extra_ids=0, pad_token='</s>')
+    expected = model.tokenize(TEXTS_TO_CLEAN)
+    before = model.tokenizer.tokenizer.backend_tokenizer.to_str()
+    to_transformers(model).save(tmp_path/'hf')
+    for tokenizer in to_transformers(model).tokenizer, AutoTokenizer.from_pretrained(tmp_path/'hf'):
+        assert tokenizer(TEXTS_TO_CLEAN, padding='max_length', truncation=True, return_tensors='pt').input_ids.equal(expected)
+    assert model.tokenizer.tokenizer.backend_tokenizer.to_str() == before
+    assert (expected[0].equal(expected[1]) and expected[0].equal(expected[2])) == (clean == 'canonicalize')
+
+
+@pytest.mark.parametrize('interpolation', ['bicubic', 'bilinear'])
+def test_pictures_are_sized_alike(tmp_path, interpolation):
+    "The libraries round otherwise, by a grey level or two of 255; mean and deviation are the model's own."
+    model = siglip_of(tmp_path, pictures={'interpolation': interpolation, 'mean': [.1, .4, .7], 'std': [.2, .5, .9]})
+    picture = Image.effect_noise((150, 90), 80).convert('RGB')
+    ours, theirs = model.preprocess(picture), to_transformers(model).preprocess(picture)
+    assert ((ours - theirs)*torch.tensor([.2, .5, .9])[:, None, None]).abs().max() < 2.5/255
+
+
+@pytest.mark.parametrize('approximate', ['none', 'tanh'])
+def test_either_gelu_is_kept(tmp_path, approximate):
+    "timm's own class among them, which the larger SigLIPs have."
+    model = siglip_of(tmp_path, act_kwargs={'approximate': approximate})
+    for module in model.clip.visual.modules():
+        if approximate == 'tanh' and isinstance(getattr(module, 'act', None), torch.nn.GELU): module.act = GELUTanh()
+    again, pixels, tokens = to_transformers(model), torch.randn(2, 3, 64, 64), model.tokenize(captions()[:3])
+    for x, y in zip(model(pixels, tokens), again(pixels, tokens)): assert torch.allclose(x, y, atol=1e-6)
+
+
+ALONE = """import sys, torch
+sys.modules['cs_clip'] = None # importing it is an error
+given = torch.load(sys.argv[1])
+norm = torch.nn.functional.normalize
+with torch.no_grad():
+"""
+
+def alone(tmp_path, code, *args, **given):
+    "What code says that cannot import this package, of tensors it is given."
+    torch.save(given, tmp_path/'given.pt')
+    done = subprocess.run([sys.executable, '-c', ALONE + code, tmp_path/'given.pt', *args], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return torch.load(tmp_path/'out.pt')
+
+def test_a_saved_siglip_needs_open_clip_alone(tmp_path):
+    "With a tower of timm's own; one that is registered here asks for this package, as `save` says."
+    cfg = tiny_siglip_config(64, 16, 1, 'test_vit3')
+    cfg['vision_cfg']['image_size'] = 160 # the tower's own
+    model = siglip_of(tmp_path, cfg)
+    model.save(tmp_path/'saved')
+    pixels, texts = torch.randn(2, 3, 160, 160), captions()[:3]
+    code = """    import open_clip
+    model, name = open_clip.create_model(sys.argv[2], load_weights=True).eval(), sys.argv[2]
+    texts = open_clip.get_tokenizer(name)(given['texts'])
+    torch.save([model.encode_image(given['pixels'], normalize=True), model.encode_text(texts, normalize=True)], 'out.pt')"""
+    for x, y in zip(alone(tmp_path, code, f'local-dir:{tmp_path/"saved"}', pixels=pixels, texts=texts), model(pixels, model.tokenize(texts))):
+        assert torch.allclose(x, y, atol=1e-5)
+    siglip_of(tmp_path).save(tmp_path/'ours')
+    with pytest.raises(AssertionError, match='Unknown model'): alone(tmp_path, code, f'local-dir:{tmp_path/"ours"}', pixels=pixels, texts=texts)
+
+
+def test_its_other_form_needs_transformers_alone(tmp_path):
+    model = siglip_of(tmp_path)
+    to_transformers(model).save(tmp_path/'hf')
+    pixels, texts = torch.randn(2, 3, 64, 64), captions()[:3]
+    code = """    from transformers import AutoTokenizer, SiglipModel, SiglipVisionModel
+    model, vision = (kind.from_pretrained(sys.argv[2]).eval() for kind in (SiglipModel, SiglipVisionModel))
+    tokens = AutoTokenizer.from_pretrained(sys.argv[2])(given['texts'], padding='max_length', return_tensors='pt').input_ids
+    out = model.get_image_features(given['pixels']), model.get_text_features(tokens), vision(given['pixels'])
+    torch.save([norm(x.pooler_output, dim=-1) for x in out], 'out.pt')"""
+    image, text = model(pixels, model.tokenize(texts))
+    for x, y in zip(alone(tmp_path, code, tmp_path/'hf', pixels=pixels, texts=texts), (image, text, image)): assert torch.allclose(x, y, atol=1e-5)
