@@ -109,7 +109,7 @@ def text_model_is_here(
 # %% ../nbs/18_cli.ipynb #9648782c
 INPUTS = [ # stage, parameter, what it names, and the lists whose pictures it must have
     ('parse', 'karpathy', 'list', ['train']), ('generate', 'mlm', 'text model', []), ('generate', 'nli', 'text model', []),
-    ('train', 'model', 'dual encoder', []), ('train', 'images', 'pictures', ['train']),
+    ('train', 'model', 'dual encoder', []), ('siglip', 'model', 'dual encoder', []), ('train', 'images', 'pictures', ['train']),
     ('evaluate', 'sugar_crepe', 'list', ['sugar_crepe']), ('evaluate', 'sugar_crepe_pp', 'list', ['sugar_crepe_pp']),
     ('evaluate', 'images', 'pictures', ['sugar_crepe', 'sugar_crepe_pp']),
     ('evaluate', 'vg_relation', 'list', ['vg_relation']), ('evaluate', 'vg_attribution', 'list', ['vg_attribution']),

@@ -220,7 +220,7 @@ def _icon_tower(name, pretrained, kwargs, **own):
     "A small `VisionTransformer` as SigLIP's: no class token, attention pooling. There are no weights to fetch."
     if pretrained: raise CSClipError(f'{name}: no pretrained weights; load a folder')
     for unused in 'pretrained_cfg', 'pretrained_cfg_overlay', 'cache_dir': kwargs.pop(unused, None)
-    return VisionTransformer(**{**dict(img_size=64, embed_dim=96, num_heads=3, class_token=False, global_pool='map'), **own, **kwargs})
+    return VisionTransformer(**{**dict(img_size=64, embed_dim=128, num_heads=4, class_token=False, global_pool='map'), **own, **kwargs})
 
 @register_model
 def vit_icon_patch8_siglip_64(pretrained=False, **kwargs):
@@ -252,10 +252,10 @@ def tiny_siglip_config(
     tower:str='vit_icon_patch8_siglip_64', # or vit_icon_hybrid_siglip_64
 ) -> dict: # open_clip's `model_cfg`
     "SigLIP (Zhai et al. 2023) as open_clip's `ViT-B-16-SigLIP`, with a small image tower."
-    return {'embed_dim': 96, 'init_logit_bias': -10, 'custom_text': True,
+    return {'embed_dim': 128, 'init_logit_bias': -10, 'custom_text': True,
         'vision_cfg': {'image_size': 64, 'timm_model_name': tower, 'timm_model_pretrained': False,
                        'timm_pool': 'map', 'timm_proj': 'none'},
-        'text_cfg': {'context_length': context_length, 'vocab_size': vocab_size, 'width': 96, 'heads': 3, 'layers': text_layers,
+        'text_cfg': {'context_length': context_length, 'vocab_size': vocab_size, 'width': 128, 'heads': 4, 'layers': text_layers,
                      'no_causal_mask': True, 'proj_bias': True, 'pool_type': 'last', 'norm_kwargs': {'eps': 1e-6}}}
 
 # %% ../nbs/07_models.ipynb #f8e3b909

@@ -559,7 +559,7 @@ def test_a_token_alone_is_the_pooled_output(siglip):
         assert torch.equal(siglip.pool(states), siglip.encode_image(pixels))
         for token in states.unbind(1)[:5]: assert torch.equal(siglip.token_features(token[:, None])[:, 0], siglip.pool(token[:, None]))
         images, texts, features = siglip(pixels, siglip.tokenize(['a red mug']), True)
-    assert features.shape == (3, 64, 96) and torch.allclose(features.norm(dim=-1), torch.ones(3, 64), atol=1e-5)
+    assert features.shape == (3, 64, 128) and torch.allclose(features.norm(dim=-1), torch.ones(3, 64), atol=1e-5)
     assert torch.equal(images, siglip.encode_image(pixels)) and len(siglip(pixels, siglip.tokenize(['a red mug']))) == 2
 
 
@@ -655,7 +655,7 @@ def test_what_is_put_into_a_model_later_is_refused(tmp_path):
     model.clip.visual.trunk.blocks[0].mlp.act = torch.nn.GELU(approximate='tanh')
     refused("the image tower's activation is gelu and gelu_pytorch_tanh")
     model = siglip_of(tmp_path)
-    model.clip.visual.head.proj = torch.nn.Linear(96, 96)
+    model.clip.visual.head.proj = torch.nn.Linear(128, 128)
     model.clip.visual.trunk.blocks[0].ls1 = torch.nn.Linear(1, 1)
     refused('not the weights of a SiglipModel: unknown: vision_model.encoder.layers.0.ls1')
 

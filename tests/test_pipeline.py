@@ -16,7 +16,7 @@ RUNS = ['clip', *(f'{method}-0' for method in METHODS)]
 BENCHMARKS = ['sugar_crepe', 'vg_relation', 'vg_attribution', 'controlled', 'retrieval', 'sugar_crepe_pp', 'gqa', 'winoground', 'zero_shot',
               'half_truth']
 VARIANTS = ['text_only', 'no_foils']
-SIGLIP = ['siglip_ft-0', 'c2lip-0', 'c2lip-npc-0'] # runs on another base
+SIGLIP = ['siglip_ft-0', 'c2lip-0', 'c2lip-npc-0', 'sg-0'] # runs on the other base
 
 
 def write_slice(out):
@@ -37,7 +37,7 @@ def write_slice(out):
 def run_pipeline(data, out):
     "Every stage with the default sections, but for the slice, the folder and the size of training."
     sections = yaml.safe_load((ROOT/'params.yaml').read_text())
-    folders = {name: str(out/name) for name in ('parse', 'generate', 'units', 'concepts', 'train', 'results', 'variants', 'siglip', 'figures')}
+    folders = {name: str(out/name) for name in ('parse', 'generate', 'units', 'concepts', 'train', 'results', 'variants', 'siglip', 'siglip_runs', 'figures')}
     overrides = {
         'parse': {'karpathy': str(data/'dataset_coco.json'), 'out': folders['parse'], 'shard_size': 20},
         'generate': {'graphs': folders['parse'], 'out': folders['generate'], 'report': f'{folders["results"]}/coverage.json'},
@@ -49,19 +49,23 @@ def run_pipeline(data, out):
                      'vg_relation': str(data/'visual_genome_relation.json'), 'vg_attribution': str(data/'visual_genome_attribution.json'),
                      'karpathy': str(data/'dataset_coco.json'), 'sugar_crepe_pp': str(data/'scpp'), 'gqa_questions': str(data/'questions.json'),
                      'winoground': str(data/'examples.jsonl'), 'cache': str(out/'evaluate'), 'half_truth': str(data/'half_truth.jsonl')},
-        'figures': {'results': folders['results'], 'out': folders['figures']},
+        'figures': {'results': folders['results'], 'siglip_results': folders['siglip'], 'siglip_runs': folders['siglip_runs'], 'karpathy': str(data/'dataset_coco.json'),
+                    'out': folders['figures']},
         'tables': {'results': folders['results'], 'variants': folders['variants'], 'siglip': folders['siglip'], 'out': f'{folders["results"]}/tables'},
     }
     few = {'out': folders['variants'], 'benchmarks': ['half_truth', 'sugar_crepe']}
-    other = {'out': folders['siglip'], 'benchmarks': ['sugar_crepe', 'retrieval']}
-    given = {'train': [{'method': m, 'seed': 0} for m in METHODS] + [{'method': 'units', 'seed': 0, 'variant': v} for v in VARIANTS]
-                      + [dict(zip(('method', 'variant', 'seed'), r.split('-')), seed=0) if r.count('-') > 1 else {'method': r[:-2], 'seed': 0} for r in SIGLIP],
+    def run_of(name, **more): # of the train stage, which names it so
+        method, *variant, seed = name.split('-')
+        return {'method': method, **({'variant': variant[0]} if variant else {}), 'seed': int(seed), **more}
+    base = sections['siglip']['model']
+    other = {'trained': folders['siglip_runs'], 'out': folders['siglip'], 'benchmarks': ['sugar_crepe', 'retrieval']}
+    given = {'train': [*map(run_of, (*RUNS[1:], *(f'units-{v}-0' for v in VARIANTS))), *(run_of(r, model=base, out=folders['siglip_runs']) for r in SIGLIP)],
              'evaluate': [{'run': r} for r in RUNS] + [{'run': f'units-{v}-0', **few} for v in VARIANTS]
-                         + [{'run': 'siglip', 'base_model': sections['train']['bases']['c2lip'], **other}, *({'run': r, **other} for r in SIGLIP)]}
-    unnamed = {*few, 'base_model'} # by a copy's name
+                         + [{'run': 'siglip', 'base_model': base, **other}, *({'run': r, **other} for r in SIGLIP)]}
+    named = 'method', 'variant', 'seed', 'run' # by a copy's name
     for stage, changed in overrides.items():
         for more in given.get(stage, [{}]):
-            kept = out/'notebooks'/f'{stage}-{"-".join(str(v) for k, v in more.items() if k not in unnamed)}.ipynb'
+            kept = out/'notebooks'/f'{stage}-{"-".join(str(v) for k, v in more.items() if k in named)}{"-siglip" if "model" in more or "trained" in more else ""}.ipynb'
             run_stage(stage, more, {**sections[stage], **changed}, ROOT, kept)
     return out
 
@@ -85,7 +89,7 @@ def test_every_stage_leaves_whole_files_only(runs):
                 'results/tables/table1.csv', 'results/tables/table1.md', 'results/tables/table2.csv', 'results/tables/table2.md',
                 *(f'results/tables/{name}.{kind}' for name in ('controlled', 'table3', 'sugar_crepe_pp', 'more') for kind in ('csv', 'md')),
                 *(f'figures/{name}.{kind}' for name in ('figure1', 'figure2', 'figure4', 'relations') for kind in ('png', 'pdf')),
-                *(f'figures/{f}.{k}' for f in ('units_figure3', 'units_figure5', 'units_figure6', 'units_figure9') for k in ('png', 'pdf')),
+                *(f'figures/{f}.{k}' for f in ('units_figure3', 'units_figure5', 'units_figure6', 'units_figure9', 'c2lip_figure2', 'c2lip_kinds', 'siglip_changes') for k in ('png', 'pdf')),
                 'units/part-00000.parquet', 'results/units_coverage.json',
                 *(f'results/tables/{t}.{k}' for t in ('half_truth', 'half_truth_ordering', 'units_tuning', 'units_placement', 'capabilities',
                                                    'c2lip_table2', 'c2lip_tableA2', 'all_methods_clip', 'all_methods_siglip') for k in ('csv', 'md')),
