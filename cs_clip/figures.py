@@ -84,7 +84,7 @@ METHODS = {'clip': Method('CLIP', '#000000', 'o'), 'clip_ft': Method('CLIP-FT', 
            'negclip': Method('NegCLIP', '#009E73', '^'), 'sg': Method('CS-CLIP (sg)', '#D55E00', 'D'),
            'units': Method('CS-CLIP (units)', '#E69F00', 'P')}
 SIGLIPS = {'siglip': Method('SigLIP', '#000000', 'o'), 'siglip_ft': Method('SigLIP-FT', '#56B4E9', 's'),  # on another base: in tables of their own
-           'c2lip-npc': Method('+ npc', '#CC79A7', '^'), 'c2lip': Method('+ npc + xac', '#882255', 'D')}
+           'c2lip-npc': Method('C²LIP, npc alone', '#44AA99', '^'), 'c2lip': Method('C²LIP', '#882255', 'D')}
 PUBLISHED_AS = {'CLIP': 'clip', 'NegCLIP': 'negclip', 'CS-CLIP': 'sg', 'CS-CLIP (units)': 'units', 'Original SigLIP ViT-B/16': 'siglip',
                 '+ fine-tuned on CC3M': 'siglip_ft', '+ npc': 'c2lip-npc', '+ xac (full)': 'c2lip'}  # what the papers call a method that we measure
 
@@ -542,8 +542,7 @@ def figure_changes(
         fig.text(.1/6.9, 1 - .17/fig.get_figheight(), f'{world} · {seeds_said(results)} · measured' + ' †'*bool(notes), weight='bold', fontsize=8)
         ax.text(3.05, -.08, f'{look(base_model).label} (%)', ha='right', fontsize=7)
         for i, m in enumerate(methods):
-            ax.text(3.2 + width*(i + .5), -.08, textwrap.fill(look(m).label, 12 if width > .6 else 8), ha='center', fontsize=7, color=look(m).color,
-                    weight=_weight(m))
+            ax.text(3.2 + width*(i + .5), -.08, textwrap.fill(look(m).label, 12 if width > .6 else 8), ha='center', fontsize=7, color=look(m).color)
         y = 0
         for benchmark, keys in groups.items():
             ax.text(.1, y + step*.72, BENCHMARK_TITLES[benchmark], weight='bold', fontsize=7.5)
@@ -562,7 +561,7 @@ def figure_changes(
                 y += step
             y += gap
         said = ('Accuracy less the base model\'s, in points, mean over seeds. Blue: better, orange: worse; bold: by more than twice the seeds\' '
-                'spread.\nCS-CLIP by units draws this of its own models and prints no values.')
+                'spread.' + '\nCS-CLIP by units draws this of its own models and prints no values.'*(base_model == 'clip'))
         fig.text(.1/6.9, (.12 + _notes_height(notes))/fig.get_figheight(), said, fontsize=7, color=GREY)
         _notes(fig, notes)
     return fig
@@ -657,7 +656,8 @@ def _grouped_bars(ax, part, methods, groups, metric, average, known):
 def _group_lines(ax, part, groups, metric, **kw):
     "A line across each group of bars, where the results say how far one comes without the picture (`metric`), the same for every model."
     for g, subset in enumerate(groups):
-        values = part[(part.subset == subset) & (part.metric == metric)]['value']*100
+        of_kinds = subset == 'all' and 'subset_mean' in set(part.metric)  # then its bar is the mean of the kinds, not of all items
+        values = part[(part.subset != 'all' if of_kinds else part.subset == subset) & (part.metric == metric)]['value']*100
         if not values.empty: ax.plot([g - .45, g + .45], [values.mean()]*2, clip_on=False, zorder=2.5, **kw)
 
 def _grouped_key(fig, methods, printed, lines):

@@ -553,7 +553,7 @@ def load(
     try: encoder = read(name, device, precision).eval()
     except CSClipError: raise
     except _UNREADABLE as e:
-        reason = (str(e).strip() or type(e).__name__).splitlines()[0]
+        reason = ' '.join((str(e).strip() or type(e).__name__).split('\n')[:2])
         raise CSClipError(f'{name}: cannot be loaded ({reason}); expected {_FORMS}, with weights that fit its configuration') from e
     if read is _from_folder and (facts := local_path(name.removeprefix('local-dir:'))/'training.json').exists(): encoder.trained = read_json(facts)
     return encoder

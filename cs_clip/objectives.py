@@ -24,8 +24,8 @@ class Batch:
     texts:list[str] # unique
     rows:dict[str, torch.Tensor] # role -> [B] rows of `images` ("image") or of `texts` (all other roles); -1 where an item has no such text
     belongs:torch.Tensor|None=None # [images, N] bool: which of N concepts, the rows of the role "concept", belong to which image
-    said:torch.Tensor|None=None # bool: whether a picture is known to show what a text names. Units: [N, B, B], of item i and item j's unit in each of N slots;
-    # concepts: [images, N]
+    unknown:torch.Tensor|None=None # [images, N] bool: pairs of which neither is known
+    said:torch.Tensor|None=None # [N, B, B] bool: in each of N slots, whether the picture of item i is known to show what item j's unit names
 
     def same_image(self) -> torch.Tensor:
         "[B, B] bool: items that show one image."
@@ -173,7 +173,7 @@ class NegCLIP(Objective):
 def implied(
     phrases, # noun phrases without determiners, in lower case
 ) -> set[str]:
-    "Noun phrases and what is left of them without their first words: a picture of a big red mug shows a red mug and a mug."
+    "Noun phrases and what is left of them without their first words: a picture of a big red mug most likely shows a red mug and a mug."
     return {' '.join(words[k:]) for words in map(str.split, phrases) for k in range(len(words))}
 
 # %% ../nbs/10_objectives.ipynb #ebb97582
@@ -298,12 +298,12 @@ class C2LIP(SigLIPFT):
         named = {r.image: set().union(*r.concepts) for r, _ in picked}
         batch.belongs = torch.tensor([[text in named[image] for text in concepts] for image in batch.images])
         more = {image: implied(texts) for image, texts in named.items()}
-        batch.said = torch.tensor([[text in more[image] for text in concepts] for image in batch.images])
+        batch.unknown = torch.tensor([[text in more[image] for text in concepts] for image in batch.images])
         return batch
 
     def losses(self, image, text, logit_scale, batch, logit_bias, visual_tokens=None):
         parts = super().losses(image, text, logit_scale, batch, logit_bias)
-        given, unknown = (text[batch.rows['concept']], logit_scale, logit_bias, batch.belongs.to(image.device)), batch.said.to(image.device)
+        given, unknown = (text[batch.rows['concept']], logit_scale, logit_bias, batch.belongs.to(image.device)), batch.unknown.to(image.device)
         if self.lambda_npc: parts['npc'] = self.lambda_npc*sigmoid_loss(image, *given, unknown=unknown)
         if self.lambda_xac: parts['xac'] = self.lambda_xac*attention_loss(visual_tokens, *given, unknown=unknown)
         return parts

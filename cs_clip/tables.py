@@ -336,8 +336,7 @@ VARIANTS = {f'units_{part}': _variants(part, title, rows) for part, title, rows 
       'units': 'beside units'}))}
 
 # %% ../nbs/16_tables.ipynb #1acad899
-_ON_SIGLIP = {**{m: look(m).label for m in ('siglip', 'siglip_ft')}, 'c2lip-npc': 'C²LIP, npc alone', 'c2lip': 'C²LIP',
-              **{m: look(m).label for m in METHODS if m != 'clip'}}
+_ON_SIGLIP = {m: look(m).label for m in [*SIGLIPS, *METHODS] if m != 'clip'}
 _EDITS = {edit: tuple(k for k in _KINDS if k.startswith(edit)) for edit in ('add', 'replace', 'swap')}
 _WAYS = {'i2t': 'accuracy', 'tot': 'tot'} # SugarCrepe++'s, as C²LIP's paper calls them -> the metric
 _CREPE = {**{k: Column(k, title, 'sugar_crepe', k, 'accuracy', k) for k, title in _KINDS.items()},
@@ -389,8 +388,8 @@ SIGLIP_TABLES = {
     'c2lip_table5': Table("C²LIP's Table 5: parts of the objective", 'c2lip_table5_objective', 'CC3M',
         [*[_CREPE[k] for k in _KINDS], _CREPE['average']._replace(published='sugarcrepe_avg'), *[c._replace(published=None) for c in _RETRIEVAL],
          *_printed(['flickr8k'])],
-        'Accuracy and recall (%); Average: the mean of the seven kinds.', True, {m: s.label for m, s in SIGLIPS.items()}, ('siglip',), True,
-        same=dict(zip(('Original SigLIP ViT-B/16', '+ fine-tuned on CC3M', '+ npc', '+ xac (full)'), SIGLIPS)), named=('training',), head='Training')}
+        'Accuracy and recall (%); Average: the mean of the seven kinds.', True, dict(zip(SIGLIPS, ('SigLIP', 'fine-tuned', '+ npc', '+ npc + xac'))), ('siglip',), True,
+        named=('training',), head='Training')}
 
 _WEIGHTS = {'c2lip-npc_half_xac_half': '0.5, 0.5', 'c2lip-npc_half_xac_tenth': '0.5, 0.1', 'c2lip-npc_half': '0.5, 0.01', 'c2lip-xac_half': '1, 0.5',
             'c2lip': '1, 0.01'}

@@ -375,7 +375,7 @@ def test_the_base_comes_first_and_what_only_one_seed_has_is_said_once(siglips):
     assert incomplete(siglips, ['gqa', 'winoground'], SIGLIPS) == ['CS-CLIP (units) has 1 of 3 seeds']
     assert incomplete(siglips, ['gqa'], SIGLIPS) == ['gqa: CS-CLIP (units) has 1 of 3 seeds']
     partial = siglips[(siglips.benchmark != 'gqa') | (siglips.method != 'c2lip')]
-    assert incomplete(partial, ['gqa', 'vg_relation'], SIGLIPS)[0] == 'gqa: not measured for + npc + xac'
+    assert incomplete(partial, ['gqa', 'vg_relation'], SIGLIPS)[0] == 'gqa: not measured for C²LIP'
 
 
 def test_kinds_on_a_siglip_stand_beside_the_published_ones(siglips):
@@ -387,7 +387,7 @@ def test_kinds_on_a_siglip_stand_beside_the_published_ones(siglips):
     assert printed[:4] == [79.5, 81.7, 85.3, 85.6] and len(printed) == 32
     assert heights(ax, dashed=False) == [55] and heights(ax, dashed=True) == [50]
     assert any('IconWorld · 3 seeds' in t for t in words(fig)) and 'published: CC3M' in words(fig) and not any('†' in t for t in words(fig))
-    assert any('not measured for + npc' in t for t in words(figure_kinds(siglips[siglips.method != 'c2lip-npc'], 'IconWorld')))
+    assert any('not measured for C²LIP, npc alone' in t for t in words(figure_kinds(siglips[siglips.method != 'c2lip-npc'], 'IconWorld')))
     with pytest.raises(CSClipError, match='of a SigLIP'): figure_kinds(siglips[siglips.method == 'units'], 'IconWorld')
 
 

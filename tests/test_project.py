@@ -13,6 +13,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from cs_clip.cli import INPUTS, compose
+from cs_clip.figures import METHODS, SIGLIPS
 from cs_clip.stage import notebook_parameters, read_section
 from cs_clip.tables import SIGLIP_TABLES, VARIANTS
 
@@ -124,40 +125,44 @@ def test_a_stage_depends_on_its_notebook_and_every_module_it_uses(name):
     assert {d for d in stage['deps'] if d.startswith('cs_clip/')} == {f'cs_clip/{room}.py' for room in rooms_below(used)}
 
 
-def runs_of(stage):
-    "What a stage of the pipeline writes, for every item of its matrix."
-    (out,) = [next(iter(o)) for o in stage.get('outs', []) + stage.get('metrics', [])]
-    items = itertools.product(*stage.get('matrix', {}).values())
-    return [re.sub(r'\$\{item\.(\w+)\}', lambda m: str(dict(zip(stage['matrix'], item))[m[1]]), out) for item in items]
+def resolved(text, **item):
+    "A path of dvc.yaml with its values from params.yaml and from an item of its matrix."
+    values = {**yaml.safe_load((ROOT/'params.yaml').read_text()), 'item': item}
+    return re.sub(r'\$\{(\w+)\.(\w+)\}', lambda m: str(values[m[1]][m[2]]), text)
 
 
-TRAINED = [path for name, stage in PIPELINE.items() if name.startswith('train') for path in runs_of(stage)]
-MEASURED = [path for name, stage in PIPELINE.items() if name.startswith('evaluate') for path in runs_of(stage)]
+def runs_of(verb):
+    "Folders that the stages of a verb write, each as often as it is written."
+    for name, stage in PIPELINE.items():
+        if not name.startswith(verb): continue
+        (out,) = [path for output in stage.get('outs', stage.get('metrics')) for path in output]
+        for item in itertools.product(*stage.get('matrix', {}).values()): yield resolved(out, **dict(zip(stage.get('matrix', {}), item)))
+
+
+def waits(stage, folder): return {d for d in map(resolved, PIPELINE[stage]['deps']) if d.startswith(folder)}
+
+
+TRAINED, MEASURED = sorted(runs_of('train')), sorted(runs_of('evaluate'))
 
 
 def test_every_run_is_trained_once_and_measured_once():
-    names = [path.replace('${siglip.trained}', 'siglip').replace('${train.out}', 'clip') for path in TRAINED]
-    assert len(set(names)) == len(names) and len(set(MEASURED)) == len(MEASURED)
-    measured = {path.split('/')[-1] for path in MEASURED}
-    assert {path.split('/')[-1] for path in TRAINED} | {'clip', 'siglip'} == measured
-    assert len(MEASURED) == len(TRAINED) + 2  # the two base models
+    assert len(set(TRAINED)) == len(TRAINED) and len(set(MEASURED)) == len(MEASURED)
+    models = ['artifacts/train/clip', 'artifacts/train/siglip/siglip', *TRAINED]
+    measured = [path.replace('results/variants/c2lip', 'results/siglip/c2lip').replace('results/variants', 'results') for path in MEASURED]
+    assert sorted(path.replace('artifacts/train', 'results') for path in models) == sorted(measured)
 
 
 def test_every_variant_is_trained_and_shown():
-    every = list(read_section(ROOT/'params.yaml', 'train')['variants'])
-    trained = {path.split('/')[-1].split('-')[1] for path in TRAINED if path.count('-') == 2}
+    trained = {path.split('/')[-1].split('-')[1] for path in TRAINED if path.split('/')[-1].count('-') == 2}
     shown = {row.split('-')[1] for table in [*VARIANTS.values(), *SIGLIP_TABLES.values()] for row in table.rows or () if '-' in row}
-    assert trained == shown == set(every)
+    assert trained == shown == set(read_section(ROOT/'params.yaml', 'train')['variants'])
 
 
 def test_figures_and_tables_wait_for_every_run():
-    shared = lambda path: re.sub(r'\$\{(figures|tables)\.(siglip_)?(\w+)\}', lambda m: '${' + {'results': 'evaluate.out', 'variants': 'tables.variants'}[m[3]] + '}' if not m[2]
-                                 and m[3] in ('results', 'variants') else '${siglip.results}', path)
-    for name, wanted in ('figures', [p for p in MEASURED if '.variants}' not in p]), ('tables', MEASURED):
-        waits = {shared(d) for d in PIPELINE[name]['deps'] if re.match(r'\$\{\w+\.(results|siglip|siglip_results|variants)\}', d)}
-        assert waits == {shared(p) if '.variants}' in p else p for p in wanted}
-    drawn = {d.split('/')[-1] for d in PIPELINE['figures']['deps'] if 'siglip_runs}' in d}
-    assert drawn == {p.split('/')[-1] for p in TRAINED if '${siglip.trained}' in p and p.endswith('-0') and p.split('/')[-1].count('-') == 1} | {'c2lip-npc-0'}
+    assert waits('tables', 'results/') == set(MEASURED)
+    assert waits('figures', 'results/') == {path for path in MEASURED if '/variants/' not in path}
+    drawn = {f'artifacts/train/siglip/{m}-0' for m in [*SIGLIPS, *METHODS]} & set(TRAINED)
+    assert waits('figures', 'artifacts/') == drawn
 
 
 @pytest.mark.parametrize('path', sorted((ROOT/'cs_clip').glob('[!_]*.py')), ids=lambda p: p.stem)
