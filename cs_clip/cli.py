@@ -6,7 +6,7 @@
 __all__ = ['INPUTS', 'one_line_errors', 'compose', 'write_params', 'clip_is_here', 'text_model_is_here', 'inputs', 'machine',
            'cs_clip_preflight', 'checked_device', 'coverage_table', 'examples', 'explained', 'earlier_shards',
            'replaced', 'say_replaced', 'cs_clip_negatives', 'unit_examples', 'cs_clip_units', 'cs_clip_extract',
-           'run_facts', 'say_other_run', 'cs_clip_train', 'cs_clip_evaluate']
+           'cs_clip_concepts', 'run_facts', 'say_other_run', 'cs_clip_train', 'cs_clip_evaluate']
 
 # %% ../nbs/18_cli.ipynb #710f93ea
 import collections, functools, inspect, itertools, json, os, re, shutil, sys, tempfile
@@ -24,6 +24,7 @@ from open_clip import get_model_config
 from open_clip.pretrained import get_pretrained_cfg
 
 from .benchmarks import PATHS, read_benchmark
+from .concepts import SCHEMA as CONCEPTS, concepts_file
 from .data import CaptionRows, ImageStore, read_karpathy
 from .evaluation import BlindReader, Embedder, evaluate, headline, result_file
 from .extraction import ChatServer, extract_file
@@ -362,7 +363,7 @@ def cs_clip_units(
     k:int=16, # candidates a span
     tolerance:float=0., # candidates whose contradiction is this close to the highest count as equals
     min_contradiction:float=0., # that a foil needs
-    limit:int=12, # entities, and relations, of a caption; the paper's
+    limit:int=12, # entities, and relations, of a caption; as in the authors' code
     min_uses:int=0, # captions that must use a predicate before a foil may: else some can be told without the picture; the paper lets any
     seed:int=0, # of all draws
     device:str='cpu', # of both models: cpu, cuda, cuda:0, mps
@@ -415,6 +416,24 @@ def cs_clip_extract(
     print(f'{usage["requests"]:,} requests, {usage["prompt_tokens"]:,} tokens read, {usage["completion_tokens"]:,} written; cost {usage["cost"]:.2f}')
     return 0
 
+# %% ../nbs/18_cli.ipynb #c0ce9715
+@call_parse
+@one_line_errors
+def cs_clip_concepts(
+    graphs:str, # folder of scene graphs: the subfolder graphs of what cs_clip_negatives wrote, or what the parse stage wrote
+    out:str, # folder for the concepts, as Parquet
+    rule:str='phrase', # what a concept is: phrase (red mug), noun (mug) or chunk (the red mug)
+) -> int:
+    "Write the concepts of every caption, for c2lip and siglip_ft. A run that was killed goes on when started again."
+    shard_paths(graphs, 'parse')
+    earlier, state = earlier_shards(out, CONCEPTS), processes()
+    counts = concepts_file(graphs, out, rule)
+    if not state.is_main_process: return 0
+    say_replaced(out, earlier, 'captions or of another rule')
+    print(f'{graphs}: {counts["captions"]:,} captions, {counts["concepts"]:,} concepts, {counts["distinct"]:,} of them distinct; {counts["whole captions"]:,} captions '
+          f'without a noun phrase are their own\n\n{out}: written')
+    return 0
+
 # %% ../nbs/18_cli.ipynb #e7d05a94
 def _defaults(method): return {**own_parameters(objective_class(method)), **{k: inspect.signature(train).parameters[k].default for k in LOOP}}
 
@@ -443,7 +462,7 @@ def cs_clip_train(
     model:str='ViT-B-32/openai', # base model: local-dir:FOLDER, ARCHITECTURE/PRETRAINED or hf-hub:ORG/NAME
     seed:int=0, # of all draws
     units:str=None, # folder of Parquet that cs_clip_units, cs_clip_extract or the units stage wrote, for the method units
-    concepts:str=None, # folder of Parquet that the concepts stage wrote, for siglip_ft and c2lip
+    concepts:str=None, # folder of Parquet that cs_clip_concepts or the concepts stage wrote, for siglip_ft and c2lip
     set:Param('parameters of the loop or the method, such as steps=1000 lr=1e-5', str, nargs='*')=None,
 ) -> int:
     "Fine-tune a dual encoder. A run that was killed goes on when started again."

@@ -292,7 +292,7 @@ def train_run(
     own, loop = run_parameters(method, common, methods)
     make = objective_class(method)
     for needed, folder, reads in ('units', units, method == 'units'), ('concepts', concepts, issubclass(make, SigLIPFT)):
-        if reads and folder is None: raise CSClipError(f'{method}: needs {needed}, the folder that the {needed} stage wrote')
+        if reads and folder is None: raise CSClipError(f'{method}: needs {needed}, the folder that cs_clip_{needed} or the {needed} stage wrote')
     records = load_concepts(concepts) if issubclass(make, SigLIPFT) else load_supervision(supervision, units if method == 'units' else None)
     objective, encoder = make(records, **own), load(model)
     return train(objective, encoder, Pixels(ImageStore(images), encoder.preprocess, keep_images), out, seed, **loop)

@@ -5,7 +5,7 @@ import pyarrow as pa, pyarrow.parquet as pq, pytest, yaml
 from fastcore.script import anno_parser
 from safetensors.torch import load_file, save_file
 import cs_clip.cli
-from cs_clip.cli import (checked_device, clip_is_here, compose, coverage_table, cs_clip_evaluate, cs_clip_extract, cs_clip_negatives, cs_clip_preflight, cs_clip_train,
+from cs_clip.cli import (checked_device, clip_is_here, compose, coverage_table, cs_clip_concepts, cs_clip_evaluate, cs_clip_extract, cs_clip_negatives, cs_clip_preflight, cs_clip_train,
                          cs_clip_units, examples, inputs, text_model_is_here, unit_examples)
 from cs_clip.evaluation import headline
 from cs_clip.files import UNFINISHED, CSClipError, write_json
@@ -16,7 +16,7 @@ from tiny_clip import tiny_transformers
 from cs_clip.icon_world import write_world_half_truths
 
 ROOT = Path(__file__).resolve().parents[1]
-COMMANDS = 'cs_clip_negatives', 'cs_clip_units', 'cs_clip_extract', 'cs_clip_train', 'cs_clip_evaluate', 'cs_clip_preflight'
+COMMANDS = 'cs_clip_negatives', 'cs_clip_units', 'cs_clip_extract', 'cs_clip_concepts', 'cs_clip_train', 'cs_clip_evaluate', 'cs_clip_preflight'
 WORLD, MLM, NLI = 'data/icon_world', 'data/models/mlm', 'data/models/nli'
 
 @pytest.fixture(scope='module')
@@ -76,6 +76,7 @@ def made(small, scripts):
     return small, {
         'negatives': ended('cs_clip_negatives', f'{WORLD}/dataset_coco.json', '--out', 'made/supervision', '--mlm', MLM, '--nli', NLI),
         'units': ended('cs_clip_units', 'made/supervision/graphs', 'made/units', '--mlm', MLM, '--nli', NLI, '--min_uses', '2'),
+        'concepts': ended('cs_clip_concepts', 'made/supervision/graphs', 'made/concepts'),
         'train': ended(*train), 'train again': ended(*train),
         'evaluate': ended(*evaluate, f'sugar_crepe={WORLD}/sugar_crepe', f'images={WORLD}/test.zip', '--cache', 'made/cache'),
         'half-truths': ended('cs_clip_evaluate', 'local-dir:data/models/clip', '--benchmark', 'half_truth', '--out', 'made/scores', '--world', 'IconWorld', '--paths',
@@ -118,6 +119,18 @@ def test_units_feed_training(made, monkeypatch, capsys):
     monkeypatch.chdir(made[0])
     given = dict(model='local-dir:data/models/clip', set=['steps=1', 'batch_size=4'], units='made/units')
     assert cs_clip_train('units', 'made/supervision', WORLD, 'made/by_units', **given) == 0 and 'made/by_units: 1 steps' in capsys.readouterr().out
+
+
+def test_concepts_feed_training(made, monkeypatch, capsys):
+    folder, said = made
+    rows = pq.read_table(folder/'made/concepts/part-00000.parquet').to_pylist()
+    n = sum(len(r['concepts']) for r in rows)
+    assert said['concepts'].startswith(f'made/supervision/graphs: {len(rows)} captions, {n} concepts, ') and said['concepts'].endswith('made/concepts: written\n')
+    monkeypatch.chdir(folder)
+    given = dict(model='local-dir:data/models/siglip', set=['steps=1', 'batch_size=4'], concepts='made/concepts')
+    assert cs_clip_train('c2lip', 'made/supervision', WORLD, 'made/by_concepts', **given) == 0 and 'made/by_concepts: 1 steps' in capsys.readouterr().out
+    assert cs_clip_concepts('made/supervision/graphs', 'made/concepts', 'noun') == 0 and 'were of other captions or of another rule' in capsys.readouterr().err
+    assert cs_clip_concepts('made/supervision/graphs', 'made/units') == 1 and 'of another stage' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize('name', COMMANDS)
