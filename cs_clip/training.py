@@ -144,7 +144,7 @@ def _step(wrapped, optimizer, objective, accelerator, batch, pixels, tokens, pre
     return {'loss': loss.item(), **{k: v.item() for k, v in parts.items()}, 'grad_norm': norm.item()}
 
 # %% ../nbs/11_training.ipynb #3942582a
-RULES = 1 # raised when the loop or an objective changes what a step does, so that runs and checkpoints of older ones are not used again
+RULES = 2 # raised when the loop or an objective changes what a step does, so that runs and checkpoints of older ones are not used again
 
 def train(
     objective:Objective,
