@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['METHODS', 'SIGLIPS', 'PUBLISHED_AS', 'RC', 'GREY', 'RIGHT', 'WRONG', 'ELEMENTS', 'KINDS', 'BENCHMARK_TITLES', 'SHOWN',
-           'ADDITIONS', 'CAPTION_RULE', 'load_results', 'Method', 'look', 'methods_in', 'seeds_said', 'seeds_wanted',
-           'incomplete', 'save_figure', 'label_points', 'figure1', 'load_examples', 'Pair', 'choose_pairs',
-           'edited_words', 'figure2', 'figure4', 'figure_changes', 'load_groups', 'figure_relations',
+           'ADDITIONS', 'CAPTION_RULE', 'load_results', 'Method', 'look', 'methods_in', 'seeds_of', 'seeds_said',
+           'seeds_wanted', 'gaps', 'incomplete', 'save_figure', 'label_points', 'figure1', 'load_examples', 'Pair',
+           'choose_pairs', 'edited_words', 'figure2', 'figure4', 'figure_changes', 'load_groups', 'figure_relations',
            'figure_half_truths', 'figure_composition', 'figure_benchmarks', 'figure_kinds', 'caption_attention',
            'Looked', 'attend_to', 'choose_captions', 'runs_on_siglip', 'figure_attention']
 
@@ -100,9 +100,13 @@ def methods_in(results:pd.DataFrame) -> list[str]:
     there, known = set(results['method']), [*SIGLIPS, *METHODS]
     return [m for m in known if m in there] + sorted(there - set(known))
 
+def seeds_of(results:pd.DataFrame) -> pd.Series: # method -> count
+    "How many seeds each trained method has."
+    return results.dropna(subset='seed').groupby('method')['seed'].nunique()
+
 def seeds_said(results:pd.DataFrame) -> str:
     "How many seeds the trained methods have: '3 seeds', or '2–3 seeds' where they differ."
-    counts = results.dropna(subset='seed').groupby('method')['seed'].nunique()
+    counts = seeds_of(results)
     if counts.empty: return 'base model only'
     low, high = counts.min(), counts.max()
     return f'{low}–{high} seeds' if low < high else f'{high} seed{"s" if high > 1 else ""}'
@@ -110,28 +114,37 @@ def seeds_said(results:pd.DataFrame) -> str:
 # %% ../nbs/15_figures.ipynb #6e9f5dfc
 def seeds_wanted(results:pd.DataFrame) -> int:
     "How many seeds every trained method should have: as many as any has on any benchmark."
-    return int(results.dropna(subset='seed').groupby('method')['seed'].nunique().max() if results['seed'].notna().any() else 0)
+    return max(seeds_of(results), default=0)
+
+def gaps(
+    results:pd.DataFrame, # of the methods that are shown
+    benchmarks, # whose gaps to name
+    labels:dict[str, str], # method that should be there -> what it is called
+    wanted:dict[str, int], # method -> seeds that it should have
+) -> dict[str, list[str]]: # what is said -> of which benchmarks, or subsets of them
+    "All that is missing: benchmarks and methods without results, seeds, items not found."
+    where = {}
+    for benchmark in benchmarks:
+        def note(said, at=benchmark): where.setdefault(said, []).append(at)
+        part = results[results['benchmark'] == benchmark]
+        if part.empty: note('not measured at all'); continue
+        if lacking := [label for m, label in labels.items() if m not in set(part['method'])]: note(f'not measured for {", ".join(lacking)}')
+        for m, k in seeds_of(part).items():
+            if k < wanted[m]: note(f'{labels[m]} has {k} of {wanted[m]} seeds')
+        cells = part[part['n'] < part['expected']].drop_duplicates(['run', 'subset'])
+        if len(own := cells[cells['subset'] != 'all']): cells = own
+        for (m, subset), g in cells.groupby(['method', 'subset'], sort=False):
+            note(f'{labels[m]} on {g["n"].min()} of {g["expected"].max()} items', f'{benchmark}, {subset}')
+    return where
 
 def incomplete(
     results:pd.DataFrame, # all of them: how many seeds to expect shows only over all benchmarks
     benchmarks:list[str], # whose gaps to name
     methods=tuple(METHODS), # that should be there
 ) -> list[str]:
-    "A sentence for all that is missing: benchmarks and methods without results, seeds that other results have, items not found."
-    notes, wanted = [], seeds_wanted(results)
-    for benchmark in benchmarks:
-        part = results[results['benchmark'] == benchmark]
-        if part.empty: notes.append((benchmark, 'not measured at all')); continue
-        lacking = [look(m).label for m in dict.fromkeys([*methods, *methods_in(results)]) if m not in set(part['method'])]
-        if lacking: notes.append((benchmark, f'not measured for {", ".join(lacking)}'))
-        counts = part.dropna(subset='seed').groupby('method')['seed'].nunique()
-        notes += [(benchmark, f'{look(m).label} has {k} of {wanted} seeds') for m, k in counts.items() if k < wanted]
-        cells = part[part['n'] < part['expected']].drop_duplicates(['run', 'subset'])
-        if len(own := cells[cells['subset'] != 'all']): cells = own
-        notes += [(f'{benchmark}, {subset}', f'{look(m).label} on {g["n"].min()} of {g["expected"].max()} items')
-                  for (m, subset), g in cells.groupby(['method', 'subset'], sort=False)]
-    where = {} # what is said -> of which: what holds of several is said once, what holds of all without their names
-    for at, said in notes: where.setdefault(said, []).append(at)
+    "`gaps` as sentences, for seeds that other results have: what holds of several benchmarks is said once, what holds of all without their names."
+    labels = {m: look(m).label for m in [*methods, *methods_in(results)]}
+    where = gaps(results, benchmarks, labels, dict.fromkeys(labels, seeds_wanted(results)))
     return [said if at == list(benchmarks) and len(at) > 1 else f'{" and ".join(at)}: {said}' for said, at in where.items()]
 
 # %% ../nbs/15_figures.ipynb #1f5eb642
@@ -653,11 +666,12 @@ def _grouped_bars(ax, part, methods, groups, metric, average, known):
     ax.grid(axis='y', color='#ececec', lw=.5)
     ax.set_axisbelow(True)
 
-def _group_lines(ax, part, groups, metric, **kw):
-    "A line across each group of bars, where the results say how far one comes without the picture (`metric`), the same for every model."
+def _group_lines(ax, part, groups, metric, of_kinds=False, **kw):
+    """A line across each group of bars, where the results say how far one comes without the picture (`metric`), the same for every model. `of_kinds`:
+    the bars of `all` are means of the other subsets, not of all items."""
     for g, subset in enumerate(groups):
-        of_kinds = subset == 'all' and 'subset_mean' in set(part.metric)  # then its bar is the mean of the kinds, not of all items
-        values = part[(part.subset != 'all' if of_kinds else part.subset == subset) & (part.metric == metric)]['value']*100
+        rows = part.subset != 'all' if of_kinds and subset == 'all' else part.subset == subset
+        values = part[rows & (part.metric == metric)]['value']*100
         if not values.empty: ax.plot([g - .45, g + .45], [values.mean()]*2, clip_on=False, zorder=2.5, **kw)
 
 def _grouped_key(fig, methods, printed, lines):
@@ -814,7 +828,7 @@ def figure_kinds(
         fig = _figure(6.9, 2.75 + _notes_height(notes))
         ax = _axes(fig, .6, .72, 6.15, 1.55, ylim=(0, 100))
         _grouped_bars(ax, part, methods, groups, 'accuracy', 'subset_mean', known)
-        for name, kw in zip(('chance', 'blind'), lines.values()): _group_lines(ax, part, groups, name, **kw)
+        for name, kw in zip(('chance', 'blind'), lines.values()): _group_lines(ax, part, groups, name, of_kinds=True, **kw)
         ax.set_ylabel('Accuracy (%)' + ' †'*bool(notes))
         _grouped_key(fig, methods, 'published: CC3M', lines)
         fig.text(.6/6.9, 1 - .6/fig.get_figheight(), f'measured: {world} · {seeds_said(part)}; bars: mean, dots: each seed', fontsize=7, color=GREY)

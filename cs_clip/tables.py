@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 import pandas as pd
-from .figures import (ADDITIONS, BENCHMARK_TITLES, ELEMENTS, METHODS, PUBLISHED_AS, SIGLIPS, _head, _results_files, load_results, look, methods_in,
+from .figures import (ADDITIONS, BENCHMARK_TITLES, ELEMENTS, METHODS, PUBLISHED_AS, SIGLIPS, _head, _results_files, _rows, gaps, load_results, look, methods_in, seeds_of,
                              seeds_said)
 from .files import CSClipError, write_text
 from .published import published
@@ -85,6 +85,7 @@ def load_measured(
     "All results, and as metrics beside them ends of 95 % intervals (METRIC_low, METRIC_high) and, of trained runs, `steps`, `batch_size` and `lr`."
     rows = []
     for path, result in _results_files(folder, world):
+        rows += _rows(result, path)
         head = dict(_head(result, path), n=0, expected=0)
         whole = {'avg_interval': result.get('interval'), **result.get('metrics', {})}
         subsets = {name: {'accuracy_interval': s.get('interval'), **s} for name, s in result['subsets'].items()}
@@ -92,8 +93,7 @@ def load_measured(
                  for m, bounds in s.items() if m.endswith('_interval') and bounds for end, v in zip(('low', 'high'), bounds)]
         parameters = (result.get('provenance', {}).get('training') or {}).get('parameters', {}) if head['seed'] is not None else {}
         rows += [dict(head, subset='all', metric=m, value=parameters[m]) for m in ('steps', 'batch_size', 'lr') if m in parameters]
-    results = load_results(folder, world)
-    return pd.concat([results, pd.DataFrame(rows, columns=results.columns).astype({'seed': 'Int64'})], ignore_index=True) if rows else results
+    return pd.DataFrame(rows).astype({'seed': 'Int64'})
 
 # %% ../nbs/16_tables.ipynb #e0c664eb
 class Cell(NamedTuple):
@@ -108,8 +108,6 @@ def _called(table, results):
     "method -> its label, of every row."
     return table.rows or {m: look(m).label for m in dict.fromkeys([*METHODS, *methods_in(results)])}
 
-def _seeds(results): return results.dropna(subset='seed').groupby('method')['seed'].nunique()
-
 def _of_runs(results, column, metric):
     "(method, run) -> the value, the mean where a column has several (a run that lacks one has none); and the rows that it is made of."
     subsets, metrics = ((x,) if isinstance(x, str) else x for x in (column.subset, metric))
@@ -122,7 +120,7 @@ def measured_cells(table:Table, results:pd.DataFrame) -> dict[str, dict[str, Cel
     "The mean over seeds, for what was measured. `results`: all of them, since they tell how many seeds there should be."
     cells = {m: {} for m in _called(table, results)}
     results = results[results.method.isin(cells)]
-    seeds = _seeds(results)
+    seeds = seeds_of(results)
     results = results[results.benchmark.isin({c.benchmark for c in table.columns})]
     for c in (c for c in table.columns if c.benchmark):
         values, part = _of_runs(results, c, c.metric)
@@ -137,15 +135,15 @@ def measured_cells(table:Table, results:pd.DataFrame) -> dict[str, dict[str, Cel
     return cells
 
 # %% ../nbs/16_tables.ipynb #23d48a4f
-_REFERENCES = { # what stands below the methods -> metric -> the metric that the results have of it
-    'chance': {'accuracy': 'chance', 'avg': 'chance'},
-    'blind reader': {'accuracy': 'blind', 'avg': 'blind', 'correct_ordering': 'blind_ordering'}}
+_REFERENCES = { # what stands below the methods -> who reaches it, and metric -> the metric that the results have of it
+    'chance': ('guessing', {'accuracy': 'chance', 'avg': 'chance'}),
+    'blind reader': ('a reader of the captions alone', {'accuracy': 'blind', 'avg': 'blind', 'correct_ordering': 'blind_ordering'})}
 
 def reference_cells(table:Table, results:pd.DataFrame) -> dict[str, dict[str, Cell]]: # 'chance' and 'blind reader' -> key -> cell
     "What guessing and a reader of the captions alone reach, where the results say so: the same in every run, so without a spread."
     once = results.groupby(['benchmark', 'subset', 'metric'], as_index=False).agg({'value': 'mean', 'n': 'max', 'expected': 'max'})
     cells = {}
-    for name, metrics in _REFERENCES.items():
+    for name, (_, metrics) in _REFERENCES.items():
         columns = [c._replace(metric=metrics[c.metric]) for c in table.columns if c.metric in metrics]
         own = table._replace(columns=columns, rows={name: name}, intervals=False)
         cells |= measured_cells(own, once.assign(method=name, run=name, seed=pd.array([pd.NA]*len(once), 'Int64')))
@@ -211,10 +209,10 @@ def table_csv(
     return pd.DataFrame(rows)
 
 # %% ../nbs/16_tables.ipynb #3cc99687
-def _shown(cell, column):
+def _shown(cell, percent=True):
     "'84.1 ± 0.5', with a dagger where something is missing, below it the interval; '–' for no number."
     if cell is None: return '–'
-    digits = 1 if column.percent else 2
+    digits = 1 if percent else 2
     spread = '' if cell.spread is None else f' ± {cell.spread:.{digits}f}'
     interval = '' if cell.low is None else f'<br>[{cell.low:.{digits}f}, {cell.high:.{digits}f}]'
     return f'{cell.value:.{digits}f}{spread}{"" if cell.whole else " †"}{interval}'
@@ -228,22 +226,13 @@ def _measured_label(world, part): return f'measured: {world}, {seeds_said(part)}
 
 # %% ../nbs/16_tables.ipynb #3f355cb8
 def _gaps(table, results):
-    "A sentence for all that is missing: benchmarks and methods without results, seeds that other results have, items not found."
-    rows, notes = _called(table, results), {}
+    "`figures.gaps` as sentences."
+    rows = _called(table, results)
     results = results[results.method.isin(rows)]
-    seeds = _seeds(results)
-    for benchmark in dict.fromkeys(c.benchmark for c in table.columns if c.benchmark):
-        def note(text, where=benchmark): notes.setdefault(text, []).append(where)
-        part = results[results.benchmark == benchmark]
-        if part.empty: note('not measured at all'); continue
-        if lacking := [label for m, label in rows.items() if m not in set(part.method)]: note(f'not measured for {", ".join(lacking)}')
-        for m, k in _seeds(part).items():
-            if k < (wanted := seeds[m] if table.seeds else seeds.max()): note(f'{rows[m]} has {k} of {wanted} seeds')
-        cells = part[part['n'] < part['expected']].drop_duplicates(['run', 'subset'])
-        if len(own := cells[cells['subset'] != 'all']): cells = own
-        for (m, subset), g in cells.groupby(['method', 'subset'], sort=False):
-            note(f'{rows[m]} on {g["n"].min()} of {g["expected"].max()} items', f'{benchmark}, {subset}')
-    return [f'{"; ".join(where)}: {text}' for text, where in notes.items()]
+    seeds = seeds_of(results)
+    wanted = {m: seeds.get(m, 0) if table.seeds else seeds.max() for m in rows}
+    where = gaps(results, dict.fromkeys(c.benchmark for c in table.columns if c.benchmark), rows, wanted)
+    return [f'{"; ".join(at)}: {said}' for said, at in where.items()]
 
 def _training_said(rows, results):
     "'Trained for 450 steps of 64 pictures at a learning rate of 0.0002.', as the results have it; where methods differ, which has what."
@@ -255,8 +244,6 @@ def _training_said(rows, results):
     return f' Trained {" ".join(said)}.' if said else ''
 
 # %% ../nbs/16_tables.ipynb #07e669e3
-_BELOW = {'chance': 'guessing', 'blind reader': 'a reader of the captions alone'}
-
 def table_text(table:Table, results:pd.DataFrame, world:str) -> str: # arguments as of `table_csv`
     "A table as Markdown: world and seeds on its face, measured and published numbers labelled, and below it whatever is missing."
     trained = _training_said(_called(table, results), results) if table.seeds else ''
@@ -264,10 +251,10 @@ def table_text(table:Table, results:pd.DataFrame, world:str) -> str: # arguments
     rows, below, theirs = _called(table, results), reference_cells(table, results), published_cells(table)
     ours, here, printed = measured_cells(table, results) | below, [c for c in table.columns if c.benchmark], [c for c in table.columns if c.published]
     part = results[results.benchmark.isin({c.benchmark for c in table.columns}) & results.method.isin(rows)]
-    seeds = _seeds(part)
+    seeds = seeds_of(part)
     def lines(names, *parts, own=True): # cells and columns, side by side
         return [[rows.get(m, m), *[str(seeds.get(m, '–'))]*(own and table.seeds),
-                 *[_shown(cells.get(m, {}).get(c.key), c) for cells, columns in parts for c in columns]] for m in names]
+                 *[_shown(cells.get(m, {}).get(c.key), c.percent) for cells, columns in parts for c in columns]] for m in names]
     heads, label, source = [table.head, *['Seeds']*table.seeds], _measured_label(world, part), f'published: {table.source}'
     if table.together:
         theirs = {table.same.get(m, m): own for m, own in theirs.items()}
@@ -277,7 +264,7 @@ def table_text(table:Table, results:pd.DataFrame, world:str) -> str: # arguments
         body = f'**{label}**\n\n' + _pipes(heads + [c.title for c in here], lines(ours, (ours, here)))
         if theirs: body += f'\n\n**{source}**\n\n' + _pipes(['Method', *[c.title for c in printed]], lines(theirs, (theirs, printed), own=False))
     about = [f'{table.about}{trained} Measured: mean ± sample standard deviation over seeds.',
-             *[f'{name}: what {_BELOW[name]} reaches.' for name in below], '–: no number.']
+             *[f'{name}: what {_REFERENCES[name][0]} reaches.' for name in below], '–: no number.']
     return '\n\n'.join([f'### {table.title}', body, ' '.join(about), *[f'† {n}' for n in _gaps(table, results)]]) + '\n'
 
 # %% ../nbs/16_tables.ipynb #df4f8a2f
@@ -460,7 +447,7 @@ def capability_table(
             subsets = sorted({f'{b}: {s}' if b != s else b for b, s, p in zip(part['benchmark'], part['subset'], part['place']) if p == (category, sub)})
             values = {m: of_runs.get((category, sub, m), pd.Series(dtype=float)) for m in methods}
             cells = {m: Cell(v.mean(), v.std() if len(v) > 1 else None, len(v)) if len(v) else None for m, v in values.items()}
-            rows.append([category, sub, ', '.join(subsets) or '–', *[_shown(cells[m], _MEASURED[0]) for m in methods]])
+            rows.append([category, sub, ', '.join(subsets) or '–', *[_shown(cells[m]) for m in methods]])
             csv.append({'category': category, 'capability': sub, 'subsets': '; '.join(subsets), 'world': world,
                         **{m: round(c.value, 4) if (c := cells[m]) else None for m in methods}})
     heads = ['Category', 'Capability', 'Subsets', *[look(m).label for m in methods]]
