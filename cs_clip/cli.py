@@ -31,7 +31,7 @@ from .extraction import ChatServer, extract_file
 from .files import CSClipError, local_folder, local_path, project_root, read_json, read_shard, shard_fingerprint, shard_paths, write_text
 from .generation import KINDS, SCHEMA as NEGATIVES, HardNegatives, generate_file, hard_negatives
 from .models import _SUFFIXES, load
-from .objectives import OBJECTIVES, SigLIPFT, objective_class, own_parameters
+from .objectives import OBJECTIVES, objective_class, own_parameters
 from .parsing import SCHEMA as GRAPHS, SceneGraphParser, parse_file, processes, read_graphs
 from .stage import parse_settings
 from .training import LOOP, run_parameters, train, train_run
@@ -469,10 +469,10 @@ def cs_clip_train(
     own = dict(method=method, model=model, supervision=supervision, images=images, out=out, seed=seed, units=units, concepts=concepts)
     settings = parse_settings(set or (), own)
     keep_images = settings.pop('keep_images', False)
-    readers_of_concepts = [m for m, made in OBJECTIVES.items() if issubclass(made, SigLIPFT)]
-    for name, folder, readers in ('units', units, ['units']), ('concepts', concepts, readers_of_concepts):
-        if folder is not None and objective_class(method) and method not in readers:
-            raise CSClipError(f'--{name} {folder}: {method} reads no {name}; leave it away, or train {" or ".join(readers)}')
+    reads = objective_class(method).reads
+    for name, folder in ('units', units), ('concepts', concepts):
+        readers = ' or '.join(m for m, made in OBJECTIVES.items() if made.reads == name)
+        if folder is not None and reads != name: raise CSClipError(f'--{name} {folder}: {method} reads no {name}; leave it away, or train {readers}')
     run_parameters(method, {}, {method: settings}) # a wrong one is an error before anything is said
     known = say_other_run(out, earlier := run_facts(out), {**_defaults(method), **settings, 'method': method, 'seed': seed})
     log = train_run(**own, keep_images=keep_images, methods={method: settings})  # as the method's own: what only another has is refused

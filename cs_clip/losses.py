@@ -6,6 +6,7 @@
 __all__ = ['info_nce', 'hinge', 'negclip', 'unit_loss', 'sigmoid_loss', 'attend', 'attention_loss']
 
 # %% ../nbs/08_losses.ipynb #bc759082
+from itertools import repeat
 import torch, torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 from .files import CSClipError
@@ -139,6 +140,5 @@ def attention_loss(
     """L_xac = −(1/N) Σ_mn log σ(y_mn(t⟨v̂_mn, c_n⟩ + b)), v̂_mn = normalise(Σ_l a_mnl x_ml): each concept against what it attends to in each picture
     (C²LIP, section 3). Raises `CSClipError` for a mask of another shape."""
     _fits((len(tokens), len(concept)), positive=positive, unknown=unknown)
-    columns = [None if mask is None else mask[:, i:i + chunk] for i in range(0, len(concept), chunk) for mask in (positive, unknown)]
-    parts = zip(concept.split(chunk), columns[::2], columns[1::2])
-    return sum(checkpoint(_attended, tokens, c, logit_scale, logit_bias, *masks, use_reentrant=False) for c, *masks in parts)/len(concept)
+    parts = concept.split(chunk), positive.split(chunk, 1), repeat(None) if unknown is None else unknown.split(chunk, 1)
+    return sum(checkpoint(_attended, tokens, c, logit_scale, logit_bias, *masks, use_reentrant=False) for c, *masks in zip(*parts))/len(concept)

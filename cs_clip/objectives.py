@@ -48,6 +48,7 @@ class Objective:
     kept as attributes. Raises `CSClipError` when the records give no item."""
     sigmoid = False # is SigLIP's learned bias among what its losses ask for?
     visual_tokens = False # the features of single visual tokens?
+    reads:str|None = None # beside the negatives' captions 'units', or in their place 'concepts'
 
     def __init__(self, records:Records):
         self.records, self.items = records, self.make_items(records)
@@ -186,6 +187,8 @@ def _said(record):
 
 class UnitSupervision(Objective):
     "CS-CLIP by units: L_global (Eq. 8) + λ_u L_unit (section 4.2)."
+    reads = 'units'
+
     def __init__(self, records,
         n_units:int=2, # N_u, drawn for an image in a step
         p_rel:float=.5, # how often a unit is a relation; at 0 and at 1 the other kind is never drawn
@@ -260,6 +263,7 @@ class UnitSupervision(Objective):
 class SigLIPFT(Objective):
     "SigLIP's loss on captions: fine-tuning without concepts (C²LIP, Table 5)."
     sigmoid = True
+    reads = 'concepts'
 
     def make_items(self, records): # (record, caption)
         return [(r, c) for r, record in enumerate(records) for c in range(len(record.captions))]

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from .data import ImageStore, Pixels, batch_indices, load_concepts, load_supervision, step_rng
 from .files import CSClipError, atomic_write, digest, read_json, write_json, write_text
 from .models import DualEncoder, load
-from .objectives import FOILS, OBJECTIVES, Objective, SigLIPFT, objective_class, own_parameters
+from .objectives import FOILS, OBJECTIVES, Objective, objective_class, own_parameters
 
 # %% ../nbs/11_training.ipynb #63e76422
 def learning_rate(
@@ -291,8 +291,8 @@ def train_run(
     if variant: methods = {**(methods or {}), method: {**(methods or {}).get(method, {}), **variants[variant]}}
     own, loop = run_parameters(method, common, methods)
     make = objective_class(method)
-    for needed, folder, reads in ('units', units, method == 'units'), ('concepts', concepts, issubclass(make, SigLIPFT)):
-        if reads and folder is None: raise CSClipError(f'{method}: needs {needed}, the folder that cs_clip_{needed} or the {needed} stage wrote')
-    records = load_concepts(concepts) if issubclass(make, SigLIPFT) else load_supervision(supervision, units if method == 'units' else None)
+    read = {'units': units, 'concepts': concepts}.get(make.reads)
+    if make.reads and read is None: raise CSClipError(f'{method}: needs {make.reads}, the folder that cs_clip_{make.reads} or the {make.reads} stage wrote')
+    records = load_concepts(read) if make.reads == 'concepts' else load_supervision(supervision, read)
     objective, encoder = make(records, **own), load(model)
     return train(objective, encoder, Pixels(ImageStore(images), encoder.preprocess, keep_images), out, seed, **loop)
