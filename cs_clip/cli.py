@@ -456,23 +456,24 @@ def say_other_run(folder, earlier:dict, now:dict) -> bool: # was there anything 
 @one_line_errors
 def cs_clip_train(
     method:str, # clip_ft, negclip, sg, units, siglip_ft or c2lip
-    supervision:str, # folder of Parquet that cs_clip_negatives or the generate stage wrote; siglip_ft and c2lip read --concepts instead
     images:str, # folder of pictures or of archives of them, or one archive
     out:str, # folder for the trained model, in open_clip's format
     model:str='ViT-B-32/openai', # base model: local-dir:FOLDER, ARCHITECTURE/PRETRAINED or hf-hub:ORG/NAME
     seed:int=0, # of all draws
-    units:str=None, # folder of Parquet that cs_clip_units, cs_clip_extract or the units stage wrote, for the method units
+    supervision:str=None, # folder of Parquet that cs_clip_negatives or the generate stage wrote, for clip_ft, negclip, sg and units
+    units:str=None, # folder of Parquet that cs_clip_units, cs_clip_extract or the units stage wrote, for units too
     concepts:str=None, # folder of Parquet that cs_clip_concepts or the concepts stage wrote, for siglip_ft and c2lip
     set:Param('parameters of the loop or the method, such as steps=1000 lr=1e-5', str, nargs='*')=None,
 ) -> int:
     "Fine-tune a dual encoder. A run that was killed goes on when started again."
-    own = dict(method=method, model=model, supervision=supervision, images=images, out=out, seed=seed, units=units, concepts=concepts)
+    folders = dict(supervision=supervision, units=units, concepts=concepts)
+    own = dict(method=method, model=model, images=images, out=out, seed=seed, **folders)
     settings = parse_settings(set or (), own)
     keep_images = settings.pop('keep_images', False)
     reads = objective_class(method).reads
-    for name, folder in ('units', units), ('concepts', concepts):
-        readers = ' or '.join(m for m, made in OBJECTIVES.items() if made.reads == name)
-        if folder is not None and reads != name: raise CSClipError(f'--{name} {folder}: {method} reads no {name}; leave it away, or train {readers}')
+    for name, folder in folders.items():
+        readers = ' or '.join(m for m, made in OBJECTIVES.items() if name in made.reads)
+        if folder is not None and name not in reads: raise CSClipError(f'--{name} {folder}: {method} reads no {name}; leave it away, or train {readers}')
     run_parameters(method, {}, {method: settings}) # a wrong one is an error before anything is said
     known = say_other_run(out, earlier := run_facts(out), {**_defaults(method), **settings, 'method': method, 'seed': seed})
     log = train_run(**own, keep_images=keep_images, methods={method: settings})  # as the method's own: what only another has is refused

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FOILS', 'OBJECTIVES', 'Batch', 'unique_batch', 'Objective', 'own_parameters', 'ClipFT', 'SceneGraphs', 'nearest',
-           'NegCLIP', 'implied', 'UnitSupervision', 'SigLIPFT', 'C2LIP', 'objective_class']
+           'NegCLIP', 'implied', 'UnitSupervision', 'one_text', 'SigLIPFT', 'C2LIP', 'objective_class']
 
 # %% ../nbs/10_objectives.ipynb #3a14917f
 import dataclasses, inspect
@@ -48,7 +48,7 @@ class Objective:
     kept as attributes. Raises `CSClipError` when the records give no item."""
     sigmoid = False # is SigLIP's learned bias among what its losses ask for?
     visual_tokens = False # the features of single visual tokens?
-    reads:str|None = None # beside the negatives' captions 'units', or in their place 'concepts'
+    reads:tuple[str, ...] = ('supervision',) # what it learns from: folders that the stages generate ('supervision'), units and concepts wrote
 
     def __init__(self, records:Records):
         self.records, self.items = records, self.make_items(records)
@@ -187,7 +187,7 @@ def _said(record):
 
 class UnitSupervision(Objective):
     "CS-CLIP by units: L_global (Eq. 8) + λ_u L_unit (section 4.2)."
-    reads = 'units'
+    reads = 'supervision', 'units'
 
     def __init__(self, records,
         n_units:int=2, # N_u, drawn for an image in a step
@@ -260,19 +260,32 @@ class UnitSupervision(Objective):
         return {**parts, 'unit': self.lambda_u*loss}
 
 # %% ../nbs/10_objectives.ipynb #9e469a71
+def one_text(captions:list[str]) -> str:
+    "Captions as the sentences of one text; a single caption as it stands."
+    return captions[0] if len(captions) == 1 else ' '.join(c if c.endswith(('.', '!', '?')) else f'{c}.' for c in map(str.strip, captions))
+
 class SigLIPFT(Objective):
     "SigLIP's loss on captions: fine-tuning without concepts (C²LIP, Table 5)."
     sigmoid = True
-    reads = 'concepts'
+    reads = 'concepts',
 
-    def make_items(self, records): # (record, caption)
+    def __init__(self, records,
+        captions_per_text:int=1, # how many captions of an image make one text; the paper's captions say several things each
+    ):
+        super().__init__(records)
+        self.captions_per_text = captions_per_text
+
+    def make_items(self, records): # (record, first caption of the text)
         return [(r, c) for r, record in enumerate(records) for c in range(len(record.captions))]
 
-    def picked(self, items): return [(self.records[r], c) for r, c in (self.items[i] for i in items)]
+    def picked(self, items): # (record, the captions of the text: the item's, those after it, then from the first again)
+        return [(r, [(c + k) % len(r.captions) for k in range(min(self.captions_per_text, len(r.captions)))])
+                for r, c in ((self.records[r], c) for r, c in (self.items[i] for i in items))]
 
-    def sample(self, items, rng):
-        picked = self.picked(items)
-        return unique_batch([r.image for r, _ in picked], text=[r.captions[c] for r, c in picked])
+    def texts_of(self, picked, **roles): # `roles` as of `unique_batch`
+        return unique_batch([r.image for r, _ in picked], text=[one_text([r.captions[c] for c in said]) for r, said in picked], **roles)
+
+    def sample(self, items, rng): return self.texts_of(self.picked(items))
 
     def losses(self, image, text, logit_scale, batch, logit_bias):
         rows = batch.rows['text']
@@ -283,22 +296,23 @@ class SigLIPFT(Objective):
 class C2LIP(SigLIPFT):
     "C²LIP: L_sig + λ_npc L_npc + λ_xac L_xac (section 3)."
     def __init__(self, records,
+        captions_per_text:int=1, # as of `SigLIPFT`
         lambda_npc:float=1., # λ_npc, of concepts against pooled images; at 0 there is no such loss
         lambda_xac:float=.01, # λ_xac, of concepts against what they attend to; at 0 there is no such loss
     ):
-        super().__init__(records)
+        super().__init__(records, captions_per_text)
         self.lambda_npc, self.lambda_xac = lambda_npc, lambda_xac
 
     @property
     def visual_tokens(self): return self.lambda_xac > 0
 
-    def make_items(self, records): # (record, caption)
+    def make_items(self, records): # (record, first caption of the text)
         return [(r, c) for r, record in enumerate(records) for c in range(len(record.concepts))]
 
     def sample(self, items, rng):
         picked = self.picked(items)
-        concepts = list(dict.fromkeys(text for r, c in picked for text in r.concepts[c]))
-        batch = unique_batch([r.image for r, _ in picked], text=[r.captions[c] for r, c in picked], concept=concepts)
+        concepts = list(dict.fromkeys(text for r, said in picked for c in said for text in r.concepts[c]))
+        batch = self.texts_of(picked, concept=concepts)
         named = {r.image: set().union(*r.concepts) for r, _ in picked}
         batch.belongs = torch.tensor([[text in named[image] for text in concepts] for image in batch.images])
         more = {image: implied(texts) for image, texts in named.items()}

@@ -349,6 +349,8 @@ def _recall(k, published=True):
 def _on_siglip(title, name, columns, about, **kw):
     return Table(title, name, 'COCO and others', columns, about, False, _ON_SIGLIP, ('siglip',), True, named=('model',), **kw)
 
+_PARTS = dict(zip(SIGLIPS, ('SigLIP', 'fine-tuned', '+ npc', '+ npc + xac')))
+
 SIGLIP_TABLES = {
     'c2lip_table2': _on_siglip("C²LIP's Table 2: compositionality, zero-shot and retrieval", 'c2lip_table2_siglip_rows',
         [*[_CREPE[e]._replace(title=f'SugarCrepe {e.capitalize()}', published=f'sc_{e}') for e in _EDITS],
@@ -375,7 +377,7 @@ SIGLIP_TABLES = {
     'c2lip_table5': Table("C²LIP's Table 5: parts of the objective", 'c2lip_table5_objective', 'CC3M',
         [*[_CREPE[k] for k in _KINDS], _CREPE['average']._replace(published='sugarcrepe_avg'), *[c._replace(published=None) for c in _RETRIEVAL],
          *_printed(['flickr8k'])],
-        'Accuracy and recall (%); Average: the mean of the seven kinds.', True, dict(zip(SIGLIPS, ('SigLIP', 'fine-tuned', '+ npc', '+ npc + xac'))), ('siglip',), True,
+        'Accuracy and recall (%); Average: the mean of the seven kinds.', True, _PARTS, ('siglip',), True,
         named=('training',), head='Training')}
 
 _WEIGHTS = {'c2lip-npc_half_xac_half': '0.5, 0.5', 'c2lip-npc_half_xac_tenth': '0.5, 0.1', 'c2lip-npc_half': '0.5, 0.01', 'c2lip-xac_half': '1, 0.5',
@@ -384,6 +386,13 @@ SIGLIP_TABLES['c2lip_tableA2'] = Table("C²LIP's Table A2: weights", 'c2lip_tabl
     [*[_CREPE[e]._replace(published=None) for e in _EDITS], _CREPE['average']._replace(published='sugarcrepe_avg')],
     'SugarCrepe (%), the mean of the kinds; Average of the seven kinds.', True, _WEIGHTS, ('siglip', 'variants'), True,
     same={said: m for m, said in _WEIGHTS.items()}, named=('lambda_npc', 'lambda_xac'), head='λ_npc, λ_xac')
+
+SIGLIP_TABLES['c2lip_captions'] = Table('How much a text says: one caption of a picture, or two', None, '',
+    [*[_CREPE[k] for k in _KINDS], _CREPE['average'], *[Column(f'half_truth_{k}', f'Half-truths, {k}', 'half_truth', k, 'accuracy') for k in ('entity', 'relation')],
+     *_RETRIEVAL],
+    'Accuracy and recall (%); Average: the mean of the seven kinds.', False,
+    {'siglip': 'SigLIP', 'siglip_ft-single': 'one: fine-tuned', 'c2lip-npc_single': 'one: + npc', 'c2lip-single': 'one: + npc + xac',
+     **{m: f'two: {said}' for m, said in _PARTS.items() if m != 'siglip'}}, ('siglip', 'variants'), True, head='Training')
 
 # %% ../nbs/16_tables.ipynb #f9bb29dd
 HEADLINES = [Column('sugar_crepe', 'SugarCrepe', 'sugar_crepe', 'all', 'avg'),

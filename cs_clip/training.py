@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from torch.distributed.nn.functional import all_gather
 from tqdm import tqdm
 from .data import ImageStore, Pixels, batch_indices, load_concepts, load_supervision, step_rng
-from .files import CSClipError, atomic_write, digest, read_json, write_json, write_text
+from .files import MAKERS, CSClipError, atomic_write, digest, read_json, write_json, write_text
 from .models import DualEncoder, load
 from .objectives import FOILS, OBJECTIVES, Objective, objective_class, own_parameters
 
@@ -237,7 +237,7 @@ _COUNT, _POSITIVE = ('a whole number above 0', _is_count), ('a number above 0', 
 _NATURAL, _NUMBER = ('a whole number, 0 or more', lambda x: type(x) is int and x >= 0), ('a number, 0 or more', _is_number)
 _SWITCH = 'true or false', lambda x: type(x) is bool
 VALUES = { # parameter -> what it must be, in words and as a test
-    **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours', 'n_units', 'max_conjunction'), _COUNT), **dict.fromkeys(('seed', 'warmup', 'workers'), _NATURAL),
+    **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours', 'n_units', 'max_conjunction', 'captions_per_text'), _COUNT), **dict.fromkeys(('seed', 'warmup', 'workers'), _NATURAL),
     'lr': _POSITIVE, **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight', 'lambda_u', 'lambda_npc', 'lambda_xac'), _NUMBER),
     **dict.fromkeys(('symmetric', 'balance', 'keep_images', 'global_negatives'), _SWITCH),
     'p_rel': ('a number from 0 to 1', lambda x: _is_number(x) and x <= 1), 'foils': (' or '.join(FOILS), lambda x: x in FOILS),
@@ -273,26 +273,29 @@ def run_parameters(
 def train_run(
     method:str, # a key of `OBJECTIVES`
     model:str, # name of the base model, as `load` takes it
-    supervision:str|Path, # folder that the generate stage wrote
     images:str|Path, # root of an `ImageStore`
     out:str|Path, # folder of the run
     seed:int=0,
-    units:str|Path|None=None, # folder that the units stage wrote; for the method `units`
+    supervision:str|Path|None=None, # folder that the generate stage wrote; what a method needs of these three its `reads` says
+    units:str|Path|None=None, # folder that the units stage wrote
+    concepts:str|Path|None=None, # folder that the concepts stage wrote
     keep_images:bool=False, # decode each image once and keep it in memory (for small worlds, with workers=0)
     methods:dict[str, dict]|None=None, # method -> parameters that differ from the common ones
     variant:str|None=None, # of the method, for ablations: a key of `variants`
     variants:dict[str, dict]|None=None, # variant -> parameters that differ from its method's
-    concepts:str|Path|None=None, # folder that the concepts stage wrote; all that `siglip_ft` and `c2lip` read
     **common, # parameters of `train` and of the methods
 ) -> list[dict]: # as `train`
-    "Train one run from files. Raises `CSClipError` for an unknown method or parameter, or a wrong value, before anything is read."
+    """Train one run from files. Raises `CSClipError` for an unknown method or parameter, a wrong value, or a folder that the method needs and nobody gave,
+    before anything is read."""
     _check({'seed': seed, 'keep_images': keep_images}, VALUES, 'train')
     if variant and variant not in (variants or {}): raise CSClipError(f'variant {variant!r}: unknown; there are {", ".join(variants or ()) or "none"}')
     if variant: methods = {**(methods or {}), method: {**(methods or {}).get(method, {}), **variants[variant]}}
     own, loop = run_parameters(method, common, methods)
     make = objective_class(method)
-    read = {'units': units, 'concepts': concepts}.get(make.reads)
-    if make.reads and read is None: raise CSClipError(f'{method}: needs {make.reads}, the folder that cs_clip_{make.reads} or the {make.reads} stage wrote')
-    records = load_concepts(read) if make.reads == 'concepts' else load_supervision(supervision, read)
+    folders = {'supervision': ('generate', supervision), 'units': ('units', units), 'concepts': ('concepts', concepts)}
+    for name in make.reads:
+        stage, folder = folders[name]
+        if folder is None: raise CSClipError(f'{method}: needs {name}, the folder that {MAKERS[stage]} or the {stage} stage wrote')
+    records = load_concepts(concepts) if 'concepts' in make.reads else load_supervision(supervision, units if 'units' in make.reads else None)
     objective, encoder = make(records, **own), load(model)
     return train(objective, encoder, Pixels(ImageStore(images), encoder.preprocess, keep_images), out, seed, **loop)

@@ -70,7 +70,7 @@ def made(small, scripts):
         done = scripts(small, *args)
         assert done.returncode == 0, done.stderr
         return done.stdout
-    train = ('cs_clip_train', 'sg', 'made/supervision', WORLD, 'made/model', '--model', 'local-dir:data/models/clip',
+    train = ('cs_clip_train', 'sg', WORLD, 'made/model', '--supervision', 'made/supervision', '--model', 'local-dir:data/models/clip',
              '--set', 'steps=2', 'batch_size=4')
     evaluate = 'cs_clip_evaluate', 'local-dir:made/model', '--benchmark', 'sugar_crepe', '--out', 'made/scores', '--world', 'IconWorld', '--run', 'sg-mine-0', '--paths'
     return small, {
@@ -118,7 +118,7 @@ def test_units(made):
 def test_units_feed_training(made, monkeypatch, capsys):
     monkeypatch.chdir(made[0])
     given = dict(model='local-dir:data/models/clip', set=['steps=1', 'batch_size=4'], units='made/units')
-    assert cs_clip_train('units', 'made/supervision', WORLD, 'made/by_units', **given) == 0 and 'made/by_units: 1 steps' in capsys.readouterr().out
+    assert cs_clip_train('units', WORLD, 'made/by_units', supervision='made/supervision', **given) == 0 and 'made/by_units: 1 steps' in capsys.readouterr().out
 
 
 def test_concepts_feed_training(made, monkeypatch, capsys):
@@ -128,7 +128,7 @@ def test_concepts_feed_training(made, monkeypatch, capsys):
     assert said['concepts'].startswith(f'made/supervision/graphs: {len(rows)} captions, {n} concepts, ') and said['concepts'].endswith('made/concepts: written\n')
     monkeypatch.chdir(folder)
     given = dict(model='local-dir:data/models/siglip', set=['steps=1', 'batch_size=4'], concepts='made/concepts')
-    assert cs_clip_train('c2lip', 'made/supervision', WORLD, 'made/by_concepts', **given) == 0 and 'made/by_concepts: 1 steps' in capsys.readouterr().out
+    assert cs_clip_train('c2lip', WORLD, 'made/by_concepts', **given) == 0 and 'made/by_concepts: 1 steps' in capsys.readouterr().out
     assert cs_clip_concepts('made/supervision/graphs', 'made/concepts', 'noun') == 0 and 'were of other captions or of another rule' in capsys.readouterr().err
     assert cs_clip_concepts('made/supervision/graphs', 'made/units') == 1 and 'of another stage' in capsys.readouterr().err
 
@@ -152,13 +152,13 @@ def test_another_run_is_not_replaced_in_silence(made, monkeypatch, capsys, tmp_p
     monkeypatch.chdir(made[0])
     given = dict(model='local-dir:data/models/clip')
     def run(*settings, **more):
-        assert cs_clip_train('sg', 'made/supervision', WORLD, str(tmp_path/'model'), set=['batch_size=4', *settings], **{**given, **more}) == 0
+        assert cs_clip_train('sg', WORLD, str(tmp_path/'model'), supervision='made/supervision', set=['batch_size=4', *settings], **{**given, **more}) == 0
         return [line for line in capsys.readouterr().err.splitlines() if 'holds another run' in line]
     assert run('steps=1') == [] and run('steps=1') == []
     assert run('steps=1', 'lr=2e-4', seed=3) == [f'{tmp_path/"model"}: holds another run, which is replaced; lr 1e-05, now 0.0002; seed 0, now 3']
     said, = run('steps=1', 'lr=2e-4', seed=3, model='local-dir:made/model')
     assert 'base_model' in said and 'lr' not in said
-    assert cs_clip_train('sg', 'made/supervision', WORLD, str(tmp_path/'model'), set=['lrr=1'], **given) == 1
+    assert cs_clip_train('sg', WORLD, str(tmp_path/'model'), supervision='made/supervision', set=['lrr=1'], **given) == 1
     assert 'holds another run' not in capsys.readouterr().err
 
 
@@ -222,7 +222,7 @@ def test_preflight_of_what_is_there(project, capsys, monkeypatch):
 
 
 def test_bad_input_ends_the_process_with_1(tmp_path, scripts):
-    done = scripts(tmp_path, 'cs_clip_train', 'sg', 'supervision', 'images', 'out', '--set', 'seed=1')
+    done = scripts(tmp_path, 'cs_clip_train', 'sg', 'images', 'out', '--supervision', 'supervision', '--set', 'seed=1')
     assert (done.returncode, done.stdout) == (1, '') and done.stderr.count('\n') == 1 and done.stderr.startswith('error: ')
     done = scripts(tmp_path, 'cs_clip_evaluate', 'local-dir:model', '--benchmark', 'sugar_crepe')
     assert done.returncode == 2 and 'the following arguments are required: --world' in done.stderr
@@ -363,6 +363,8 @@ BAD = [
     (cs_clip_evaluate, {'mlm': NLI}, '--mlm takes a masked language model'),
     (cs_clip_train, {'units': 'u'}, '--units u: sg reads no units; leave it away, or train units'),
     (cs_clip_train, {'concepts': 'c', 'method': 'units', 'units': 'u'}, '--concepts c: units reads no concepts; leave it away, or train siglip_ft or c2lip'),
+    (cs_clip_train, {'method': 'c2lip'}, '--supervision nowhere: c2lip reads no supervision; leave it away, or train clip_ft or negclip or sg or units'),
+    (cs_clip_train, {'supervision': None}, 'sg: needs supervision, the folder that cs_clip_negatives or the generate stage wrote'),
     (cs_clip_train, {'supervision': 'nowhere'}, 'nowhere: no part-*.parquet'), (cs_clip_train, {'method': 'clip'}, 'base model'),
     (cs_clip_train, {'set': ['seed=1']}, 'seed=1: seed has an argument of its own'), (cs_clip_train, {'set': ['lr=1', 'lr=2']}, 'lr: given twice'),
     (cs_clip_train, {'set': ['model=x']}, 'model has an argument'), (cs_clip_train, {'set': ['steps']}, '"steps": expected key=value'),

@@ -1,6 +1,7 @@
-import zlib
+import re, zlib
 from collections import Counter
 import numpy as np, pytest, torch, torch.nn.functional as F
+from hypothesis import given, strategies as st
 from cs_clip.data import Foil, Record, Records, Unit, UnitFoil
 from cs_clip.files import CSClipError
 from cs_clip.losses import attention_loss, hinge, info_nce, negclip, sigmoid_loss, unit_loss
@@ -235,11 +236,12 @@ def c2lip_batch(items=(0, 1, 7, 13, 7), **own):
     return objective, objective.sample(list(items), np.random.default_rng(0))
 
 
-def test_concepts_of_a_batch_stand_once_and_belong_to_all_their_images():
-    objective, batch = c2lip_batch()
+@pytest.mark.parametrize('captions', [1, 2, 9])
+def test_concepts_of_a_batch_stand_once_and_belong_to_all_their_images(captions):
+    objective, batch = c2lip_batch(captions_per_text=captions)
     picked = objective.picked([0, 1, 7, 13, 7])
     texts = [batch.texts[n] for n in batch.rows['concept']]
-    assert len(set(texts)) == len(texts) and set(texts) == {t for r, c in picked for t in r.concepts[c]}
+    assert len(set(texts)) == len(texts) and set(texts) == {t for r, said in picked for c in said for t in r.concepts[c]}
     named = {r.image: {t for caption in r.concepts for t in caption} for r in objective.records}
     assert batch.belongs.tolist() == [[t in named[image] for t in texts] for image in batch.images]
     assert len(batch.rows['text']) == 5 and len(batch.images) == 3  # items 0 and 1 are one picture, and so is 7 twice
@@ -267,7 +269,7 @@ def test_c2lip_is_the_sum_of_its_losses():
 def test_concepts_are_asked_for_only_where_they_teach():
     assert not SigLIPFT.visual_tokens and SigLIPFT.sigmoid and not ClipFT.sigmoid
     assert C2LIP(tiny_records()).visual_tokens and not C2LIP(tiny_records(), lambda_xac=0.).visual_tokens
-    assert C2LIP(tiny_records()).parameters == {'lambda_npc': 1., 'lambda_xac': .01}  # the paper's
+    assert C2LIP(tiny_records()).parameters == {'captions_per_text': 1, 'lambda_npc': 1., 'lambda_xac': .01}  # the paper's
     bare = Records([Record('1.png', ('a mug',), (1,))])
     assert SigLIPFT(bare).items == [(0, 0)]
     with pytest.raises(CSClipError, match='is the supervision empty'): C2LIP(bare)
@@ -295,8 +297,21 @@ def test_a_foil_that_another_caption_says_is_not_drawn():
     assert not any(f and (f.startswith('not mug') or f == 'cat swap mug') for f in found) and any(found)
 
 
-def test_siglip_and_c2lip_see_the_same_captions():
-    same = SigLIPFT(tiny_records()), C2LIP(tiny_records())
+@given(n=st.integers(1, 5), k=st.integers(1, 6), c=st.integers(0, 4))
+def test_a_text_of_several_captions(n, k, c):
+    "It begins with the item's own, has no caption twice and no more than there are, and an epoch begins with each once."
+    c, captions = c % n, tuple(f'{i} mugs' + '.'*(i % 2) for i in range(n))
+    objective = SigLIPFT(Records([Record('1.png', captions, tuple(range(n)))]), captions_per_text=k)
+    assert objective.items == [(0, i) for i in range(n)]
+    text = objective.sample([c], RNG()).texts[0]
+    said = [int(i) for i in re.findall(r'(\d) mugs', text)]
+    assert said == [(c + i) % n for i in range(min(n, k))]
+    assert text == captions[c] if len(said) == 1 else text == '. '.join(f'{i} mugs' for i in said) + '.'
+
+
+@pytest.mark.parametrize('captions', [1, 2])
+def test_siglip_and_c2lip_see_the_same_captions(captions):
+    same = SigLIPFT(tiny_records(), captions), C2LIP(tiny_records(), captions)
     assert same[0].items == same[1].items
     a, b = (o.sample([3, 4, 9], np.random.default_rng(0)) for o in same)
     assert a.images == b.images and [a.texts[n] for n in a.rows['text']] == [b.texts[n] for n in b.rows['text']]

@@ -16,7 +16,7 @@ RUNS = ['clip', *(f'{method}-0' for method in METHODS)]
 BENCHMARKS = ['sugar_crepe', 'vg_relation', 'vg_attribution', 'controlled', 'retrieval', 'sugar_crepe_pp', 'gqa', 'winoground', 'zero_shot',
               'half_truth']
 VARIANTS = ['text_only', 'no_foils']
-SIGLIP = ['siglip_ft-0', 'c2lip-0', 'c2lip-npc-0', 'sg-0'] # runs on the other base
+SIGLIP, SINGLE = ['siglip_ft-0', 'c2lip-0', 'c2lip-npc-0', 'sg-0'], 'c2lip-npc_single-0' # runs on the other base, and a variant of them
 
 
 def write_slice(out):
@@ -59,9 +59,9 @@ def run_pipeline(data, out):
         return {'method': method, **({'variant': variant[0]} if variant else {}), 'seed': int(seed), **more}
     base = sections['siglip']['model']
     other = {'trained': folders['siglip_runs'], 'out': folders['siglip'], 'benchmarks': ['sugar_crepe', 'retrieval']}
-    given = {'train': [*map(run_of, (*RUNS[1:], *(f'units-{v}-0' for v in VARIANTS))), *(run_of(r, model=base, out=folders['siglip_runs']) for r in SIGLIP)],
+    given = {'train': [*map(run_of, (*RUNS[1:], *(f'units-{v}-0' for v in VARIANTS))), *(run_of(r, model=base, out=folders['siglip_runs']) for r in (*SIGLIP, SINGLE))],
              'evaluate': [{'run': r} for r in RUNS] + [{'run': f'units-{v}-0', **few} for v in VARIANTS]
-                         + [{'run': 'siglip', 'base_model': base, **other}, *({'run': r, **other} for r in SIGLIP)]}
+                         + [{'run': 'siglip', 'base_model': base, **other}, *({'run': r, **other} for r in SIGLIP), {'run': SINGLE, **other, **few}]}
     named = 'method', 'variant', 'seed', 'run' # by a copy's name
     for stage, changed in overrides.items():
         for more in given.get(stage, [{}]):
@@ -92,8 +92,8 @@ def test_every_stage_leaves_whole_files_only(runs):
                 *(f'figures/{f}.{k}' for f in ('units_figure3', 'units_figure5', 'units_figure6', 'units_figure9', 'c2lip_figure2', 'c2lip_kinds', 'siglip_changes') for k in ('png', 'pdf')),
                 'units/part-00000.parquet', 'results/units_coverage.json',
                 *(f'results/tables/{t}.{k}' for t in ('half_truth', 'half_truth_ordering', 'units_tuning', 'units_placement', 'capabilities',
-                                                   'c2lip_table2', 'c2lip_tableA2', 'all_methods_clip', 'all_methods_siglip') for k in ('csv', 'md')),
-                *(f'variants/units-{v}-0/half_truth.json' for v in VARIANTS),
+                                                   'c2lip_table2', 'c2lip_tableA2', 'c2lip_captions', 'all_methods_clip', 'all_methods_siglip') for k in ('csv', 'md')),
+                *(f'variants/{r}/half_truth.json' for r in (*(f'units-{v}-0' for v in VARIANTS), SINGLE)),
                 'concepts/part-00000.parquet', 'results/concepts.json', *(f'siglip/{r}/sugar_crepe.json' for r in ('siglip', *SIGLIP)),
                 *(f'train/{m}-0/{f}' for m in METHODS for f in ('open_clip_config.json', 'open_clip_model.safetensors', 'log.jsonl', 'training.json')),
                 *(f'results/{r}/{b}.json' for r in RUNS for b in BENCHMARKS)}
@@ -109,6 +109,8 @@ def test_training_took_its_steps(runs):
     assert len({(runs[0]/f'train/{method}-0/open_clip_model.safetensors').read_bytes() for method in METHODS}) == len(METHODS)
     batch_sizes = [json.loads((runs[0]/f'train/{method}-0/training.json').read_text())['parameters']['batch_size'] for method in METHODS]
     assert batch_sizes == [8, 4, 8, 8], 'negclip has a section of its own'
+    read = {r: json.loads((runs[0]/f'siglip_runs/{r}/training.json').read_text())['parameters']['captions_per_text'] for r in (*SIGLIP[:3], SINGLE)}
+    assert read == {'siglip_ft-0': 2, 'c2lip-0': 2, 'c2lip-npc-0': 2, SINGLE: 1}
     tuned = {v: json.loads((runs[0]/f'train/units-{v}-0/training.json').read_text())['parameters'] for v in VARIANTS}
     assert (tuned['text_only']['tune'], tuned['text_only']['foils'], tuned['no_foils']['tune'], tuned['no_foils']['foils']) == ('text', 'unit', 'both', 'none')
 

@@ -148,7 +148,7 @@ TRAINED, MEASURED = sorted(runs_of('train')), sorted(runs_of('evaluate'))
 def test_every_run_is_trained_once_and_measured_once():
     assert len(set(TRAINED)) == len(TRAINED) and len(set(MEASURED)) == len(MEASURED)
     models = ['artifacts/train/clip', 'artifacts/train/siglip/siglip', *TRAINED]
-    measured = [path.replace('results/variants/c2lip', 'results/siglip/c2lip').replace('results/variants', 'results') for path in MEASURED]
+    measured = [re.sub('results/variants/(c2lip|siglip_ft)', r'results/siglip/\1', path).replace('results/variants', 'results') for path in MEASURED]
     assert sorted(path.replace('artifacts/train', 'results') for path in models) == sorted(measured)
 
 

@@ -13,12 +13,15 @@ from test_figures import KINDS, change, results, write_run  # noqa: F401  (a fix
 SIGLIP = {'siglip': .6, **{f'{m}-{s}': b + s/100 for m, b in (('siglip_ft', .65), ('c2lip-npc', .7), ('c2lip', .75)) for s in range(3)},
           **{f'{m}-0': .68 for m in ('clip_ft', 'negclip', 'sg', 'units')}}
 GRID = ['c2lip-npc_half_xac_half', 'c2lip-npc_half_xac_tenth', 'c2lip-npc_half', 'c2lip-xac_half']
+SINGLE = ['siglip_ft-single', 'c2lip-npc_single', 'c2lip-single']
 UNITS = {run for table in VARIANTS.values() for run in table.rows if '-' in run}
 
 
 @pytest.fixture
 def variants(tmp_path):
     for name in (*UNITS, *GRID): write_run(tmp_path/'variants', f'{name}-0', .5)
+    for run in SINGLE:
+        for seed in range(3): write_run(tmp_path/'variants', f'{run}-{seed}', .55)
     return tmp_path/'variants'
 
 
@@ -129,8 +132,11 @@ def test_tables_on_a_siglip(results, variants, siglip, tmp_path):
     assert read('tableA2').loc['measured']['seeds'].to_dict() == {**dict.fromkeys(GRID, 1), 'c2lip': 3, 'c2lip (seed 0)': 1}
     assert line(texts['c2lip_tableA2'], '| 0.5, 0.1 |').endswith('| 85.2 |') and line(texts['c2lip_tableA2'], '| 1, 0.01 |').endswith('| 85.6 |')
     assert line(texts['c2lip_table5'], '| + npc + xac').endswith('| 85.6 | 96.4 |') and 'NegCLIP' not in texts['c2lip_table5']
+    average = {row.split(' |')[0].strip('| '): row.split('|')[10].split('±')[0].strip() for row in texts['c2lip_captions'].splitlines() if row[:6] in ('| one:', '| two:')}
+    assert average == {**{f'one: {part}': '61.0' for part in ('fine-tuned', '+ npc', '+ npc + xac')}, 'two: fine-tuned': '72.0', 'two: + npc': '77.0', 'two: + npc + xac': '82.0'}
     for name, table in SIGLIP_TABLES.items():
-        assert 'measured: IconWorld, ' in texts[name] and f'published: {table.source}' in texts[name] and '†' not in texts[name]
+        assert 'measured: IconWorld, ' in texts[name] and '†' not in texts[name] and ('published: ' in texts[name]) == bool(table.published)
+        assert f'published: {table.source}' in texts[name] or not table.published
         assert all(len({row.count('|') for row in block.splitlines()}) == 1 for block in texts[name].split('\n\n') if block.startswith('|'))
 
 

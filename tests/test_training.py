@@ -313,7 +313,7 @@ def test_every_parameter_has_its_values():
 
 
 NONSENSE = {  # for each parameter what it must not be; all refuse these
-    **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours', 'n_units', 'max_conjunction'), [0, 2.5]), 'lr': [0, -1e-5],
+    **dict.fromkeys(('steps', 'batch_size', 'checkpoint_every', 'neighbours', 'n_units', 'max_conjunction', 'captions_per_text'), [0, 2.5]), 'lr': [0, -1e-5],
     **dict.fromkeys(('seed', 'warmup', 'workers'), [-5, 1.]), **dict.fromkeys(('weight_decay', 'margin', 'hinge_weight', 'lambda_u', 'lambda_npc', 'lambda_xac'), [-.1]),
     **dict.fromkeys(('symmetric', 'balance', 'keep_images', 'global_negatives'), [0, 1]),
     'p_rel': [-.1, 1.1], 'foils': ['both', None], 'tune': ['none', None],
@@ -324,7 +324,7 @@ EVERYWHERE = ['x', float('nan'), float('inf'), [1], {}]
 @pytest.mark.parametrize('name, value', [(name, value) for name in VALUES for value in NONSENSE[name] + EVERYWHERE])
 def test_values_that_make_no_sense(name, value):
     with pytest.raises(CSClipError, match=f'^train: {name} is .*; expected {re.escape(VALUES[name][0])}$'):
-        if name in ('seed', 'keep_images'): train_run('sg', 'none', 'none', 'none', 'none', **{name: value})
+        if name in ('seed', 'keep_images'): train_run('sg', 'none', 'none', 'none', **{name: value})
         else: run_parameters('sg', {name: value})
 
 @pytest.mark.parametrize('name', [name for name in VALUES if VALUES[name][0] != 'true or false'])
@@ -336,11 +336,11 @@ def test_c2lip_from_files(world, tmp_path):
     (tmp_path/'concepts').mkdir()
     pq.write_table(pa.Table.from_pylist(rows), tmp_path/'concepts/part-0.parquet')
     parameters = {'steps': 12, 'batch_size': 8, 'lr': 1e-3, 'warmup': 2, 'checkpoint_every': 5}
-    train_run('c2lip', world['siglip'], 'none', world['images'], tmp_path/'out', concepts=tmp_path/'concepts', keep_images=True, **parameters)
+    train_run('c2lip', world['siglip'], world['images'], tmp_path/'out', concepts=tmp_path/'concepts', keep_images=True, **parameters)
     run(world, tmp_path/'direct', 'c2lip')
     assert weights(tmp_path/'out') == weights(tmp_path/'direct')
     with pytest.raises(CSClipError, match='no logit bias'):
-        train_run('siglip_ft', world['resnet'], 'none', world['images'], tmp_path/'clip', concepts=tmp_path/'concepts', **parameters)
+        train_run('siglip_ft', world['resnet'], world['images'], tmp_path/'clip', concepts=tmp_path/'concepts', **parameters)
     with pytest.raises(CSClipError, match='attention pooling'):
         run(world, tmp_path/'tokens', 'c2lip', base_model=with_bias(load(world['resnet'])))
 
@@ -362,9 +362,10 @@ def test_what_concepts_teach_and_what_they_leave(world, tmp_path):
     assert [r['loss'] for r in plain] == pytest.approx([r['loss'] for r in rows], rel=1e-4)
 
 
-@pytest.mark.parametrize('method, needed', [('units', 'units'), ('siglip_ft', 'concepts'), ('c2lip', 'concepts')])
+@pytest.mark.parametrize('method, needed', [(method, needed) for method, made in OBJECTIVES.items() for needed in made.reads])
 def test_a_method_names_the_folder_that_it_lacks(tmp_path, method, needed):
-    with pytest.raises(CSClipError, match=f'{method}: needs {needed}, the folder'): train_run(method, 'local-dir:none', 'none', 'none', tmp_path/'out')
+    others = {name: 'none' for name in OBJECTIVES[method].reads if name != needed}
+    with pytest.raises(CSClipError, match=f'{method}: needs {needed}, the folder'): train_run(method, 'local-dir:none', 'none', tmp_path/'out', **others)
 
 
 def test_captions_without_pictures_are_not_trained_on(world, tmp_path):
@@ -390,10 +391,10 @@ def test_variants_are_merged_into_their_method(world, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr('cs_clip.training.run_parameters', lambda *a: seen.append(a) or 1/0)
     for variant, expected in ((None, {'lr': 1., 'steps': 3}), ('text', {'lr': 1., 'steps': 5, 'tune': 'text'})):
-        with pytest.raises(ZeroDivisionError): train_run('sg', 'none', 'none', 'none', 'none', methods={'sg': {'lr': 1., 'steps': 3}}, variant=variant,
+        with pytest.raises(ZeroDivisionError): train_run('sg', 'none', 'none', 'none', methods={'sg': {'lr': 1., 'steps': 3}}, variant=variant,
                                                          variants={'text': {'tune': 'text', 'steps': 5}})
         assert seen.pop()[2] == {'sg': expected}
-    with pytest.raises(CSClipError, match="variant 'txt': unknown; there are text"): train_run(*['none']*5, variant='txt', variants={'text': {}})
+    with pytest.raises(CSClipError, match="variant 'txt': unknown; there are text"): train_run(*['none']*4, variant='txt', variants={'text': {}})
 
 
 def test_a_run_from_files(world, tmp_path):
@@ -402,6 +403,6 @@ def test_a_run_from_files(world, tmp_path):
     (tmp_path/'generate').mkdir()
     pq.write_table(pa.Table.from_pylist(rows), tmp_path/'generate/part-0.parquet')
     parameters = {'steps': 12, 'batch_size': 8, 'lr': 1., 'warmup': 2, 'checkpoint_every': 5, 'methods': {'sg': {'lr': 1e-3}}}
-    train_run('sg', world['resnet'], tmp_path/'generate', world['images'], tmp_path/'out', keep_images=True, **parameters)
+    train_run('sg', world['resnet'], world['images'], tmp_path/'out', supervision=tmp_path/'generate', keep_images=True, **parameters)
     run(world, tmp_path/'direct')
     assert weights(tmp_path/'out') == weights(tmp_path/'direct')
