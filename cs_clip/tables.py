@@ -78,11 +78,13 @@ TABLES = {
         'Winoground: a picture finds its text (I2T), a text its picture (T2I), both (Group). Accuracy (%).', False)}
 
 # %% ../nbs/16_tables.ipynb #58c87b08
+_TRAINING = (('steps', 'for {} steps'), ('batch_size', 'of {} pictures'), ('lr', 'at a learning rate of {}'), ('captions_per_text', 'with {} captions a text'))
+
 def load_measured(
     folder:str|Path, # one folder a run
     world:str, # what they must have been measured on
 ) -> pd.DataFrame: # as of `figures.load_results`
-    "All results, and as metrics beside them ends of 95 % intervals (METRIC_low, METRIC_high) and, of trained runs, `steps`, `batch_size` and `lr`."
+    "All results, and as metrics beside them ends of 95 % intervals (METRIC_low, METRIC_high) and, of trained runs, `steps`, `batch_size`, `lr` and `captions_per_text`."
     rows = []
     for path, result in _results_files(folder, world):
         rows += _rows(result, path)
@@ -92,7 +94,8 @@ def load_measured(
         rows += [dict(head, subset=name, metric=f'{m.removesuffix("_interval")}_{end}', value=v) for name, s in {'all': whole, **subsets}.items()
                  for m, bounds in s.items() if m.endswith('_interval') and bounds for end, v in zip(('low', 'high'), bounds)]
         parameters = (result.get('provenance', {}).get('training') or {}).get('parameters', {}) if head['seed'] is not None else {}
-        rows += [dict(head, subset='all', metric=m, value=parameters[m]) for m in ('steps', 'batch_size', 'lr') if m in parameters]
+        if parameters: parameters = {'captions_per_text': 1, **parameters} # methods that have no such parameter take captions one by one
+        rows += [dict(head, subset='all', metric=m, value=parameters[m]) for m, _ in _TRAINING if m in parameters]
     return pd.DataFrame(rows).astype({'seed': 'Int64'})
 
 # %% ../nbs/16_tables.ipynb #e0c664eb
@@ -237,10 +240,10 @@ def _gaps(table, results):
 def _training_said(rows, results):
     "'Trained for 450 steps of 64 pictures at a learning rate of 0.0002.', as the results have it; where methods differ, which has what."
     said = []
-    for metric, text in (('steps', 'for {} steps'), ('batch_size', 'of {} pictures'), ('lr', 'at a learning rate of {}')):
+    for metric, text in _TRAINING:
         part = results[(results.metric == metric) & results.method.isin(rows)]
         whose = {v: [label for m, label in rows.items() if m in set(g.method)] for v, g in part.groupby('value')}
-        if whose: said.append(text.format(' and '.join(f'{v:g}' + f' ({"; ".join(ms)})'*(len(whose) > 1) for v, ms in whose.items())))
+        if whose and (metric != 'captions_per_text' or set(whose) != {1}): said.append(text.format(' and '.join(f'{v:g}' + f' ({"; ".join(ms)})'*(len(whose) > 1) for v, ms in whose.items())))
     return f' Trained {" ".join(said)}.' if said else ''
 
 # %% ../nbs/16_tables.ipynb #07e669e3

@@ -98,6 +98,17 @@ def test_training_is_said_as_it_was(results, variants):
     assert 'rate of 0.0002 (none (CLIP-FT)) and 0.001 (G; G U; U F; G U F). ' in table_text(VARIANTS['units_signals'], both, 'IconWorld')
 
 
+def test_captions_of_a_text_are_said_where_some_have_several(siglip):
+    def said(**of):
+        for run in siglip.iterdir(): trained(siglip, run.name, **{**({'captions_per_text': n} if (n := of.get(run.name.split('-')[0])) else {}), 'steps': 9})
+        found = load_measured(siglip, 'IconWorld')
+        return [line(table_text(t, found, 'IconWorld'), 'Accuracy').split('Trained ')[1].split('. ')[0] for t in (all_methods(found, 'SigLIP'), SIGLIP_TABLES['c2lip_table5'])]
+    assert said(siglip_ft=1, c2lip=1) == ['for 9 steps']*2, 'one is what everybody expects'
+    mixed, whole = said(siglip_ft=2, c2lip=2)
+    assert whole == 'for 9 steps with 2 captions a text'
+    assert mixed == 'for 9 steps with 1 (CLIP-FT; NegCLIP; CS-CLIP (sg); CS-CLIP (units)) and 2 (SigLIP-FT; C²LIP, npc alone; C²LIP) captions a text'
+
+
 def test_variants_stand_beside_the_whole_method(results, variants, tmp_path):
     write_tables(results, tmp_path/'tables', 'IconWorld', variants)
     csv = pd.read_csv(tmp_path/'tables/units_signals.csv').set_index(['source', 'method'])
