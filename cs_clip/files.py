@@ -217,7 +217,7 @@ def shard_paths(
     "A folder's shards. Raises `CSClipError` where there are none, and where the run that writes them was broken off: they may be of two makings."
     if (Path(folder)/UNFINISHED).exists(): raise CSClipError(f'{folder}: the {stage} stage was broken off; run it (or {MAKERS[stage]}) again, it goes on where it stopped')
     if paths := sorted(Path(folder).glob('part-*.parquet')): return paths
-    raise CSClipError(f'{folder}: no part-*.parquet; run the {stage} stage first, or {MAKERS[stage]} on captions of your own')
+    raise CSClipError(f'{folder}: no part-*.parquet; run the {stage} stage first, or {MAKERS[stage]}')
 
 def clear_shards(
     folder:str|Path,

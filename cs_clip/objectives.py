@@ -187,7 +187,7 @@ def _said(record):
 
 class UnitSupervision(Objective):
     "CS-CLIP by units: L_global (Eq. 8) + λ_u L_unit (section 4.2)."
-    reads = 'supervision', 'units'
+    reads = ('supervision', 'units')
 
     def __init__(self, records,
         n_units:int=2, # N_u, drawn for an image in a step
@@ -267,25 +267,31 @@ def one_text(captions:list[str]) -> str:
 class SigLIPFT(Objective):
     "SigLIP's loss on captions: fine-tuning without concepts (C²LIP, Table 5)."
     sigmoid = True
-    reads = 'concepts',
+    reads = ('concepts',)
 
     def __init__(self, records,
-        captions_per_text:int=1, # how many captions of an image make one text; the paper's captions say several things each
+        captions_per_text:int=1, # how many captions of an image make one text; of an image with fewer all of them
     ):
+        most = max((len(r.captions) for r in records), default=captions_per_text)
+        if captions_per_text > most: raise CSClipError(f'captions_per_text is {captions_per_text}; expected at most {most}, for no image has more captions')
         super().__init__(records)
         self.captions_per_text = captions_per_text
 
     def make_items(self, records): # (record, first caption of the text)
         return [(r, c) for r, record in enumerate(records) for c in range(len(record.captions))]
 
-    def picked(self, items): # (record, the captions of the text: the item's, those after it, then from the first again)
-        return [(r, [(c + k) % len(r.captions) for k in range(min(self.captions_per_text, len(r.captions)))])
-                for r, c in ((self.records[r], c) for r, c in (self.items[i] for i in items))]
+    def picked(self, items) -> list[tuple]: # (record, numbers of captions)
+        "The captions that make each item's text: its own, those after it, then from the first again."
+        found = []
+        for r, c in (self.items[i] for i in items):
+            n = len(self.records[r].captions)
+            found.append((self.records[r], [(c + k) % n for k in range(min(n, self.captions_per_text))]))
+        return found
 
-    def texts_of(self, picked, **roles): # `roles` as of `unique_batch`
-        return unique_batch([r.image for r, _ in picked], text=[one_text([r.captions[c] for c in said]) for r, said in picked], **roles)
+    def batch_of(self, picked, **roles) -> Batch: # `roles` as of `unique_batch`
+        return unique_batch([r.image for r, _ in picked], text=[one_text([r.captions[c] for c in chosen]) for r, chosen in picked], **roles)
 
-    def sample(self, items, rng): return self.texts_of(self.picked(items))
+    def sample(self, items, rng): return self.batch_of(self.picked(items))
 
     def losses(self, image, text, logit_scale, batch, logit_bias):
         rows = batch.rows['text']
@@ -306,13 +312,13 @@ class C2LIP(SigLIPFT):
     @property
     def visual_tokens(self): return self.lambda_xac > 0
 
-    def make_items(self, records): # (record, first caption of the text)
+    def make_items(self, records): # (record, first caption of the text); none of a record without concepts
         return [(r, c) for r, record in enumerate(records) for c in range(len(record.concepts))]
 
     def sample(self, items, rng):
         picked = self.picked(items)
-        concepts = list(dict.fromkeys(text for r, said in picked for c in said for text in r.concepts[c]))
-        batch = self.texts_of(picked, concept=concepts)
+        concepts = list(dict.fromkeys(text for r, chosen in picked for c in chosen for text in r.concepts[c]))
+        batch = self.batch_of(picked, concept=concepts)
         named = {r.image: set().union(*r.concepts) for r, _ in picked}
         batch.belongs = torch.tensor([[text in named[image] for text in concepts] for image in batch.images])
         more = {image: implied(texts) for image, texts in named.items()}

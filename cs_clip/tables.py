@@ -390,12 +390,12 @@ SIGLIP_TABLES['c2lip_tableA2'] = Table("C²LIP's Table A2: weights", 'c2lip_tabl
     'SugarCrepe (%), the mean of the kinds; Average of the seven kinds.', True, _WEIGHTS, ('siglip', 'variants'), True,
     same={said: m for m, said in _WEIGHTS.items()}, named=('lambda_npc', 'lambda_xac'), head='λ_npc, λ_xac')
 
-SIGLIP_TABLES['c2lip_captions'] = Table('How much a text says: one caption of a picture, or two', None, '',
-    [*[_CREPE[k] for k in _KINDS], _CREPE['average'], *[Column(f'half_truth_{k}', f'Half-truths, {k}', 'half_truth', k, 'accuracy') for k in ('entity', 'relation')],
+SIGLIP_TABLES['c2lip_captions'] = Table('How much a text says: single captions of a picture, or several', None, '',
+    [*[_CREPE[k] for k in _KINDS], _CREPE['average'], *[Column(f'{m}_{k}', f'{title}, {k}', 'half_truth', k, m) for m, title in (('accuracy', 'Half-truths'), ('correct_ordering', 'Ordering')) for k in ('entity', 'relation')],
      *_RETRIEVAL],
     'Accuracy and recall (%); Average: the mean of the seven kinds.', False,
-    {'siglip': 'SigLIP', 'siglip_ft-single': 'one: fine-tuned', 'c2lip-npc_single': 'one: + npc', 'c2lip-single': 'one: + npc + xac',
-     **{m: f'two: {said}' for m, said in _PARTS.items() if m != 'siglip'}}, ('siglip', 'variants'), True, head='Training')
+    {'siglip': 'SigLIP', 'siglip_ft-single': 'single: fine-tuned', 'c2lip-npc_single': 'single: + npc', 'c2lip-single': 'single: + npc + xac',
+     **{m: f'several: {said}' for m, said in _PARTS.items() if m != 'siglip'}}, ('siglip', 'variants'), True, head='Training')
 
 # %% ../nbs/16_tables.ipynb #f9bb29dd
 HEADLINES = [Column('sugar_crepe', 'SugarCrepe', 'sugar_crepe', 'all', 'avg'),

@@ -1,8 +1,8 @@
 "Concepts of captions, as graphs written by hand and by the parser give them."
 import pytest
-from cs_clip.concepts import RULES, concepts
+from cs_clip.concepts import RULES, concepts, concepts_file
 from cs_clip.files import CSClipError
-from cs_clip.parsing import Attribute, Object, SceneGraph, SceneGraphParser, Span
+from cs_clip.parsing import Attribute, Object, SceneGraph, SceneGraphParser, Span, parse_file
 from cs_clip.units import entities
 
 
@@ -52,3 +52,13 @@ def test_units_keep_the_quantifier_that_concepts_drop():
     graph = next(iter(SceneGraphParser().parse(['there are some dogs under all the tables'])))
     assert concepts(graph) == ('dogs', 'tables')
     assert [e.text for e in entities(graph)[0]] == ['some dogs', 'all the tables']
+
+
+def test_a_folder_of_something_else_leaves_earlier_work_alone(tmp_path):
+    "Given concepts where graphs were expected, the good concepts in the folder that was to be written stay, whole and readable."
+    parse_file([(1, '1.png', 'a red mug')], tmp_path/'graphs')
+    concepts_file(tmp_path/'graphs', tmp_path/'concepts')
+    before = {p.name: p.read_bytes() for p in (tmp_path/'concepts').iterdir()}
+    concepts_file(tmp_path/'graphs', tmp_path/'others')
+    with pytest.raises(CSClipError, match='no column .*expected what the parse stage writes'): concepts_file(tmp_path/'others', tmp_path/'concepts')
+    assert {p.name: p.read_bytes() for p in (tmp_path/'concepts').iterdir()} == before

@@ -44,7 +44,7 @@ def run_pipeline(data, out):
         'units': {'graphs': folders['parse'], 'out': folders['units'], 'report': f'{folders["results"]}/units_coverage.json', 'min_uses': 1},
         'concepts': {'graphs': folders['parse'], 'out': folders['concepts'], 'report': f'{folders["results"]}/concepts.json'},
         'train': {'supervision': folders['generate'], 'units': folders['units'], 'concepts': folders['concepts'], 'out': folders['train'], 'steps': 4, 'batch_size': 8, 'warmup': 1, 'checkpoint_every': 3,
-                  'methods': {'negclip': {'batch_size': 4}}},
+                  'methods': {**sections['train']['methods'], 'negclip': {'batch_size': 4}}},
         'evaluate': {'trained': folders['train'], 'out': folders['results'], 'sugar_crepe': str(data/'sugar_crepe'),
                      'vg_relation': str(data/'visual_genome_relation.json'), 'vg_attribution': str(data/'visual_genome_attribution.json'),
                      'karpathy': str(data/'dataset_coco.json'), 'sugar_crepe_pp': str(data/'scpp'), 'gqa_questions': str(data/'questions.json'),

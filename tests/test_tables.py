@@ -143,8 +143,8 @@ def test_tables_on_a_siglip(results, variants, siglip, tmp_path):
     assert read('tableA2').loc['measured']['seeds'].to_dict() == {**dict.fromkeys(GRID, 1), 'c2lip': 3, 'c2lip (seed 0)': 1}
     assert line(texts['c2lip_tableA2'], '| 0.5, 0.1 |').endswith('| 85.2 |') and line(texts['c2lip_tableA2'], '| 1, 0.01 |').endswith('| 85.6 |')
     assert line(texts['c2lip_table5'], '| + npc + xac').endswith('| 85.6 | 96.4 |') and 'NegCLIP' not in texts['c2lip_table5']
-    average = {row.split(' |')[0].strip('| '): row.split('|')[10].split('±')[0].strip() for row in texts['c2lip_captions'].splitlines() if row[:6] in ('| one:', '| two:')}
-    assert average == {**{f'one: {part}': '61.0' for part in ('fine-tuned', '+ npc', '+ npc + xac')}, 'two: fine-tuned': '72.0', 'two: + npc': '77.0', 'two: + npc + xac': '82.0'}
+    average = {row.split(' |')[0].strip('| '): row.split('|')[10].split('±')[0].strip() for row in texts['c2lip_captions'].splitlines() if row.startswith(('| single:', '| several:'))}
+    assert average == {**{f'single: {part}': '61.0' for part in ('fine-tuned', '+ npc', '+ npc + xac')}, 'several: fine-tuned': '72.0', 'several: + npc': '77.0', 'several: + npc + xac': '82.0'}
     for name, table in SIGLIP_TABLES.items():
         assert 'measured: IconWorld, ' in texts[name] and '†' not in texts[name] and ('published: ' in texts[name]) == bool(table.published)
         assert f'published: {table.source}' in texts[name] or not table.published
