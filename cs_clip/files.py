@@ -6,7 +6,7 @@
 __all__ = ['UNFINISHED', 'MAKERS', 'CSClipError', 'project_root', 'local_path', 'local_folder', 'atomic_write', 'write_text',
            'write_json', 'read_json', 'read_lines', 'read_json_lines', 'write_json_lines', 'field', 'file_digest',
            'digest', 'batches', 'struct_list', 'write_shard', 'shard_fingerprint', 'shard_paths', 'clear_shards',
-           'read_shard']
+           'read_shard', 'check_shard']
 
 # %% ../nbs/00_files.ipynb #671ed425
 import collections, contextlib, fcntl, glob, hashlib, itertools, json, os, tempfile
@@ -231,16 +231,24 @@ def _is_parquet(path):
     try: return bool(pq.read_schema(path))
     except (OSError, pa.ArrowException): return False
 
+@contextlib.contextmanager
+def _opened(path, columns, stage):
+    try:
+        with pq.ParquetFile(path) as file:
+            if lacking := [c for c in columns if c not in file.schema_arrow.names]:
+                raise CSClipError(f'{path}: no column {", ".join(lacking)}; expected what the {stage} stage writes')
+            yield file
+    except (OSError, pa.ArrowException) as e:
+        raise CSClipError(f'{path}: no readable Parquet file ({str(e).splitlines()[0]}); delete it and run the {stage} stage again') from e
+
 def read_shard(
     path:str|Path,
     columns:Sequence[str], # to read; others may be there
     stage:str, # that writes the shard
 ) -> list[dict]:
     "The rows of a shard. Raises `CSClipError` for a file that is missing, torn or a stranger."
-    try:
-        with pq.ParquetFile(path) as file:
-            if lacking := [c for c in columns if c not in file.schema_arrow.names]:
-                raise CSClipError(f'{path}: no column {", ".join(lacking)}; expected what the {stage} stage writes')
-            return file.read(list(columns)).to_pylist()
-    except (OSError, pa.ArrowException) as e:
-        raise CSClipError(f'{path}: no readable Parquet file ({str(e).splitlines()[0]}); delete it and run the {stage} stage again') from e
+    with _opened(path, columns, stage) as file: return file.read(list(columns)).to_pylist()
+
+def check_shard(path:str|Path, columns:Sequence[str], stage:str): # as of `read_shard`
+    "Raise what `read_shard` would for a stranger, without reading its rows."
+    with _opened(path, columns, stage): pass

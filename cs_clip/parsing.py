@@ -19,7 +19,7 @@ from spacy.tokens import Doc
 from spacy.util import filter_spans
 from tqdm import tqdm
 from .files import (
-    CSClipError, UNFINISHED, batches, clear_shards, digest, file_digest, read_shard, shard_fingerprint, shard_paths, struct_list, write_shard, write_text)
+    CSClipError, UNFINISHED, batches, check_shard, clear_shards, digest, file_digest, read_shard, shard_fingerprint, shard_paths, struct_list, write_shard, write_text)
 
 # %% ../nbs/02_parsing.ipynb #a1f0bb54
 @dataclasses.dataclass(frozen=True)
@@ -709,7 +709,7 @@ def follow_shards(
     models or graphs is never used again. Processes under `accelerate launch` share the shards. Raises `CSClipError` where there are no graphs."""
     sources, state = shard_paths(graphs, 'parse'), processes()
     shards = [Path(out)/source.name for source in sources]
-    read_shard(sources[0], SCHEMA.names, 'parse') # shards of something else are refused before `out` is touched
+    for source in sources: check_shard(source, SCHEMA.names, 'parse') # what is something else is refused before `out` is touched
     _begin(out, state)
     if state.is_main_process: clear_shards(out, shards)
     for source, path in [*zip(sources, shards)][state.process_index::state.num_processes]:

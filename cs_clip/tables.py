@@ -78,7 +78,9 @@ TABLES = {
         'Winoground: a picture finds its text (I2T), a text its picture (T2I), both (Group). Accuracy (%).', False)}
 
 # %% ../nbs/16_tables.ipynb #58c87b08
-_TRAINING = (('steps', 'for {} steps'), ('batch_size', 'of {} pictures'), ('lr', 'at a learning rate of {}'), ('captions_per_text', 'with {} captions a text'))
+_TRAINING = ( # parameter, how it is said, what a method has that lacks it and what goes unsaid where all have it
+    ('steps', 'for {} steps', None), ('batch_size', 'of {} pictures', None), ('lr', 'at a learning rate of {}', None),
+    ('captions_per_text', 'with {} captions a text', 1))
 
 def load_measured(
     folder:str|Path, # one folder a run
@@ -94,8 +96,8 @@ def load_measured(
         rows += [dict(head, subset=name, metric=f'{m.removesuffix("_interval")}_{end}', value=v) for name, s in {'all': whole, **subsets}.items()
                  for m, bounds in s.items() if m.endswith('_interval') and bounds for end, v in zip(('low', 'high'), bounds)]
         parameters = (result.get('provenance', {}).get('training') or {}).get('parameters', {}) if head['seed'] is not None else {}
-        if parameters: parameters = {'captions_per_text': 1, **parameters} # methods that have no such parameter take captions one by one
-        rows += [dict(head, subset='all', metric=m, value=parameters[m]) for m, _ in _TRAINING if m in parameters]
+        rows += [dict(head, subset='all', metric=m, value=value) for m, _, usual in _TRAINING
+                 if parameters and (value := parameters.get(m, usual)) is not None]
     return pd.DataFrame(rows).astype({'seed': 'Int64'})
 
 # %% ../nbs/16_tables.ipynb #e0c664eb
@@ -240,10 +242,10 @@ def _gaps(table, results):
 def _training_said(rows, results):
     "'Trained for 450 steps of 64 pictures at a learning rate of 0.0002.', as the results have it; where methods differ, which has what."
     said = []
-    for metric, text in _TRAINING:
+    for metric, text, usual in _TRAINING:
         part = results[(results.metric == metric) & results.method.isin(rows)]
         whose = {v: [label for m, label in rows.items() if m in set(g.method)] for v, g in part.groupby('value')}
-        if whose and (metric != 'captions_per_text' or set(whose) != {1}): said.append(text.format(' and '.join(f'{v:g}' + f' ({"; ".join(ms)})'*(len(whose) > 1) for v, ms in whose.items())))
+        if set(whose) - {usual}: said.append(text.format(' and '.join(f'{v:g}' + f' ({"; ".join(ms)})'*(len(whose) > 1) for v, ms in whose.items())))
     return f' Trained {" ".join(said)}.' if said else ''
 
 # %% ../nbs/16_tables.ipynb #07e669e3
@@ -391,7 +393,9 @@ SIGLIP_TABLES['c2lip_tableA2'] = Table("C²LIP's Table A2: weights", 'c2lip_tabl
     same={said: m for m, said in _WEIGHTS.items()}, named=('lambda_npc', 'lambda_xac'), head='λ_npc, λ_xac')
 
 SIGLIP_TABLES['c2lip_captions'] = Table('How much a text says: single captions of a picture, or several', None, '',
-    [*[_CREPE[k] for k in _KINDS], _CREPE['average'], *[Column(f'{m}_{k}', f'{title}, {k}', 'half_truth', k, m) for m, title in (('accuracy', 'Half-truths'), ('correct_ordering', 'Ordering')) for k in ('entity', 'relation')],
+    [*[_CREPE[k] for k in _KINDS], _CREPE['average'],
+     *[Column(f'{m}_{k}', f'{title}, {k}', 'half_truth', k, m)
+       for m, title in (('accuracy', 'Half-truths'), ('correct_ordering', 'Ordering')) for k in ('entity', 'relation')],
      *_RETRIEVAL],
     'Accuracy and recall (%); Average: the mean of the seven kinds.', False,
     {'siglip': 'SigLIP', 'siglip_ft-single': 'single: fine-tuned', 'c2lip-npc_single': 'single: + npc', 'c2lip-single': 'single: + npc + xac',

@@ -170,7 +170,7 @@ def test_a_killed_run_goes_on(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt): parse_file(ROWS, tmp_path/'killed', shard_size=1)
     monkeypatch.undo()
     assert {*files(tmp_path/'killed')} == {'part-00000.parquet', 'part-00001.parquet', UNFINISHED}
-    with pytest.raises(CSClipError, match='killed: the parse stage was broken off; run it'): list(read_graphs(tmp_path/'killed'))
+    with pytest.raises(CSClipError, match='killed: the parse stage was broken off; run it \\(or cs_clip_negatives\\) again'): list(read_graphs(tmp_path/'killed'))
     assert parse_file(ROWS, tmp_path/'killed', shard_size=1)['reused'] == 2
     assert files(tmp_path/'killed') == files(tmp_path/'whole')
 
