@@ -709,7 +709,7 @@ def follow_shards(
     models or graphs is never used again. Processes under `accelerate launch` share the shards. Raises `CSClipError` where there are no graphs."""
     sources, state = shard_paths(graphs, 'parse'), processes()
     shards = [Path(out)/source.name for source in sources]
-    for source in sources: check_shard(source, SCHEMA.names, 'parse') # what is something else is refused before `out` is touched
+    check_shard(sources[0], SCHEMA.names, 'parse') # a folder of something else is refused before `out` is touched
     _begin(out, state)
     if state.is_main_process: clear_shards(out, shards)
     for source, path in [*zip(sources, shards)][state.process_index::state.num_processes]:
